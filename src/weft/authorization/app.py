@@ -132,7 +132,8 @@ class AuthorizationServer:
     def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
         """Return a verifier of the tokens of this server, for a `ResourceServer` in the same process.
 
-        It refuses the tokens of a login that was ended, on all workers that share the `backend`.
+        The verifier refuses the tokens of an ended login, also if the login was ended by another worker with the same
+        backend.
         """
         return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
 
@@ -151,13 +152,13 @@ class AuthorizationServer:
 
     @property
     def _takes_id_jags(self) -> bool:
-        """Whether ID-JAGs are accepted: there is an identity provider, and a client that may send its ID-JAGs."""
+        """Whether ID-JAGs are accepted: there is an identity provider, and a client that may send ID-JAGs."""
         clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
         return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
 
     @property
     def _auth_methods(self) -> list[str]:
-        """The authentication methods of the configured clients, and those that a client can register for."""
+        """The authentication methods of the configured clients, and of clients that can register or have a document."""
         known, others = self.clients.known, self.has_users and (self.registration or self._documents)
         secrets = self.registration or any(client.secret_digest is not None for client in known)
         return [
@@ -205,11 +206,14 @@ class AuthorizationServer:
         return document
 
     def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
-        """Return all scopes that a client may have."""
+        """Return all scopes that a client may request."""
         return self.scopes if client.scopes is None else client.scopes
 
     def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
-        """Return the scopes to grant: those that the client may have, and that are in every given `asked` text."""
+        """Return the scopes to grant: the scopes that the client may request, and that are in every text of `asked`.
+
+        A text that is None or empty is ignored. Raises OAuthError if none of the client's scopes is left.
+        """
         granted = possible = self.possible_scopes(client)
         for text in asked:
             if text:
@@ -219,7 +223,10 @@ class AuthorizationServer:
         return granted
 
     def choose_resource(self, asked: str | None) -> str:
-        """Return the resource of a token: the requested one (RFC 8707), or the only one there is."""
+        """Return the resource for a token: the requested one (RFC 8707), or the only resource if none is requested.
+
+        Raises OAuthError if `asked` is unknown, or if it is None and there are several resources.
+        """
         if asked is None and len(self.resources) == 1:
             return self.resources[0]
         found = self.find_resource(asked)
@@ -228,7 +235,7 @@ class AuthorizationServer:
         return found
 
     def find_resource(self, named: object) -> str | None:
-        """Return the resource that a URL means, in any spelling, or None."""
+        """Return the resource with this URL, which may be spelled differently; None if there is no such resource."""
         if not isinstance(named, str):
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
@@ -254,7 +261,7 @@ class AuthorizationServer:
 
 
 def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
-    """Raise UsageError if a client could never use its configuration, or has the name of a user."""
+    """Raise UsageError if a client is configured for something the server does not have, or is named like a user."""
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
     _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
@@ -276,7 +283,10 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
 
 
 def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer, or a workload lacks the grant."""
+    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer.
+
+    Raises UsageError also if `workloads`, a set of client ids, has a client without this grant.
+    """
     able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
     if unable := workloads - able:
         raise UsageError(f"workloads= names {min(unable)!r}: add it to clients=, with the grant JWT_BEARER.")
@@ -294,7 +304,7 @@ def _check_unique(option: str, names: list[str]) -> None:
 
 
 class _App:
-    """The ASGI app: checks the host and the origin of a request, and calls its endpoint."""
+    """The ASGI app: checks the Host header of a request, calls its endpoint, and adds CORS headers."""
 
     def __init__(
         self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
@@ -376,7 +386,10 @@ class _App:
             return error_answer("server_error", text, 500)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
-        """Answer a CORS preflight request. Pages of other origins may never call the login page."""
+        """Answer a CORS preflight request. Raises OAuthError if pages of this origin may not call the path.
+
+        Pages of other origins may never call the login page.
+        """
         origin = headers.known.get(b"origin")
         if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):
             raise OAuthError("invalid_request", preflight_refusal(origin), status=403)

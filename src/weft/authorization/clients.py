@@ -1,8 +1,8 @@
 """Find the clients of the authorization server: configured, described by a metadata document, or self-registered.
 
-Registration (RFC 7591) is open to everyone, so it is limited. Each address may register a limited number of clients
-that never get a token. If there are too many such clients in total, the address with the most of them loses its oldest
-one. A client that was given a token is not counted, and is never deleted to make room.
+Registration (RFC 7591) is open to everyone, so it is limited. Each address may have only a limited number
+of unused clients, which were never given a token. If there are too many unused clients in total, the oldest one of the
+address with the most unused clients is deleted. A client that was given a token is never deleted to make room.
 """
 
 from __future__ import annotations
@@ -116,18 +116,18 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             raise UsageError(f"{what} acts for itself and for users; give the program a separate client id.")
 
     def takes(self, redirect_uri: str) -> bool:
-        """Return whether the client has registered a redirect URI. The port of a loopback URI may differ."""
+        """Return whether a redirect URI is registered for the client. The port of a loopback URI may differ."""
         return any(uri == redirect_uri or _same_but_port(uri, redirect_uri) for uri in self.redirect_uris)
 
     def has_secret(self, secret: str | None) -> bool:
-        """Return whether a secret is the client's secret; for a public client, whether it sent none."""
+        """Return whether `secret` is the client's secret. For a public client, return whether `secret` is None."""
         if self.secret_digest is None or secret is None:
             return not self.is_confidential and secret is None
         return hmac.compare_digest(self.secret_digest, digest(secret))
 
 
 def _same_but_port(registered: str, given: str) -> bool:
-    """Return whether two loopback URIs differ only in their port: native apps use any free port (RFC 8252, 7.3)."""
+    """Return whether both are http loopback URIs, equal except for the port, which native apps choose (RFC 8252)."""
     if not is_safe_url(given):
         return False
     one, other = urlsplit(registered), urlsplit(given)
@@ -151,7 +151,7 @@ class Clients:
         self._registrations = Registrations(store)
 
     def is_known(self, client: RegisteredClient) -> bool:
-        """Return whether a client is configured here; all others have described themselves."""
+        """Return whether a client is configured here. All other clients have described themselves."""
         return client.client_id in self._by_id
 
     async def find(self, client_id: str) -> RegisteredClient | None:
@@ -190,7 +190,10 @@ class Clients:
         return client
 
     async def _fetch(self, url: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Fetch a document; return it with its headers. The number of requests at once is limited."""
+        """Fetch a document, and return it with the headers of the response. Only some fetches run at the same time.
+
+        Raises OAuthError if too many fetches wait already, and FetchFailed if there is no JSON object.
+        """
         if self._waiting >= _MOST_WAITING:
             raise OAuthError(
                 "temporarily_unavailable", "Too many clients are being looked up. Try again soon.", status=503
@@ -203,7 +206,7 @@ class Clients:
             self._waiting -= 1
 
     def _keep_document(self, url: str, client: RegisteredClient, headers: Mapping[str, str]) -> None:
-        """Cache a client for the time that the headers of its document allow."""
+        """Cache the client of a metadata document, as long as the headers of the response allow."""
         self._documents.pop(url, None)
         seconds = fresh_seconds(headers, default=_DOCUMENT_SECONDS, most=_MOST_DOCUMENT_SECONDS)
         if seconds <= 0:
@@ -213,7 +216,10 @@ class Clients:
         self._documents[url] = client, time.monotonic() + seconds
 
     async def register(self, metadata: Mapping[str, Any], address: str = "") -> dict[str, Any]:
-        """Register a client (RFC 7591) from this address, and return the response."""
+        """Register a client (RFC 7591), and return the response. `address` is the address that sent the request.
+
+        Raises OAuthError if the metadata is not acceptable, or if the address has too many unused clients.
+        """
         method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
         if method not in _METHODS:
             raise OAuthError(
@@ -242,7 +248,7 @@ class Clients:
 
 
 def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
-    """Return the client that some metadata describes; raise OAuthError if the metadata is not acceptable."""
+    """Return the client that `metadata` describes; raise OAuthError if the metadata is not acceptable."""
     uris, name = _texts(metadata.get("redirect_uris")), metadata.get("client_name", "")
     if not uris or len(uris) > _MOST_URIS or not all(map(is_safe_url, uris)):
         raise OAuthError(
@@ -290,7 +296,8 @@ class _Unused(NamedTuple):
 class Registrations:
     """The self-registered clients, in a store that workers share.
 
-    Clients without a token have another key prefix, so that deleting one cannot delete a client in use.
+    Clients that were never given a token have their own key prefix, so that deleting one to make room cannot delete a
+    client in use.
     """
 
     def __init__(self, store: Store) -> None:
@@ -304,7 +311,7 @@ class Registrations:
         return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
 
     async def add(self, client: RegisteredClient, address: str) -> None:
-        """Store a new client; raise OAuthError if its address has registered too many."""
+        """Store a new client; raise OAuthError if `address` has registered too many clients that are not used."""
         now, key = time.monotonic(), digest(client.client_id)
         for old in [old for old, one in self._unused.items() if one.when <= now - UNUSED_SECONDS]:
             del self._unused[old]  # it has expired in the store
@@ -330,7 +337,7 @@ class Registrations:
             self._unused.pop(key, None)
 
     async def _forget_one(self) -> None:
-        """Delete the oldest unused client of the address that has the most of them."""
+        """Delete the oldest unused client of the address that has the most unused clients."""
         ((address, _),) = Counter(one.address for one in self._unused.values()).most_common(1)
         oldest = next(key for key, one in self._unused.items() if one.address == address)
         del self._unused[oldest]

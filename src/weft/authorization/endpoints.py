@@ -55,9 +55,9 @@ class AuthorizeEndpoint:
         self._cookie = "__Host-weft-consent" if self._is_secure else "weft-consent"
 
     async def ask(self, request: WebRequest) -> WebResponse:
-        """Show the login page, or redirect to the client with an error.
+        """Return the login page, or report an error to the client with a redirect.
 
-        Redirects go only to registered redirect URIs. If the client or the URI is unknown, an error page is shown.
+        Redirects go only to registered redirect URIs. If the client or the URI is unknown, an error page is returned.
         """
         if not self._server.has_users:
             return error_page("Users cannot log in here: this authorization server is for programs only.", 403)
@@ -110,7 +110,8 @@ class AuthorizeEndpoint:
     async def decide(self, request: WebRequest) -> WebResponse:
         """Handle the submitted login page: check the password, and redirect to the client with a code or an error.
 
-        The form is accepted only from this page, in the browser that opened it.
+        The form is accepted only from the login page, in the browser that opened this page. If the password is wrong,
+        the page is shown again.
         """
         origin = request.headers.get(b"origin")
         if origin is not None and origin.lower() != self._origin:
@@ -141,8 +142,8 @@ class AuthorizeEndpoint:
     def _send_back_error(self, client: RegisteredClient, uri: str, state: str | None, error: OAuthError) -> WebResponse:
         """Report an error in an authorization request to the client, before the user has logged in.
 
-        A configured client, or one on the user's own machine, gets a redirect. For any other client the user has to
-        click on a link: otherwise a client that describes itself could misuse this server as an open redirector.
+        A configured client, or a client on the user's own machine, gets a redirect. For any other client the user has
+        to click on a link: otherwise clients that describe themselves could misuse this server as an open redirector.
         """
         place = self._way_back(uri, state, error=error.error, error_description=error.description)
         if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
@@ -274,7 +275,10 @@ def _not_authenticated(text: str, *, challenged: bool = False) -> OAuthError:
 
 
 def _read_basic(value: str | None) -> tuple[str, str] | None:
-    """Return the client id and the secret of an Authorization header (RFC 6749, 2.3.1)."""
+    """Return the client id and the secret in an Authorization header (RFC 6749, 2.3.1); None if it is not Basic.
+
+    Raises OAuthError if the header cannot be read.
+    """
     scheme, _, credentials = (value or "").partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -348,14 +352,17 @@ class TokenEndpoint:
         return json_answer(answer, headers=[(b"pragma", b"no-cache")])
 
     def _read_proof(self, request: WebRequest, client: RegisteredClient) -> Proof | None:
-        """Return the DPoP proof of a request, or None if there is none and none is required."""
+        """Return the DPoP proof of a request, or None if the request has none and needs none.
+
+        Raises ProofRefused if the proof is required but missing, or is not valid.
+        """
         proofs = [value for name, value in request.headers.raw if name == b"dpop"]
         if proofs or self._server.dpop.required or client.dpop_bound_access_tokens:
             return self._proofs.read(proofs, method="POST", urls=[f"{self._server.issuer}/token"])
         return None
 
     async def _use_proof(self, form: _TokenForm) -> None:
-        """Mark the proof of a request as used.
+        """Mark the DPoP proof of a request as used; raise ProofRefused if it was used before.
 
         Call this after all other checks, so that requests that get no token cannot fill the store with used proofs.
         Call it before the code or refresh token is used up: if the proof is refused, the client can try again.
@@ -381,7 +388,7 @@ class TokenEndpoint:
         return await self._issue(form, await self._server.grants.redeem_code(code), scopes)
 
     async def _redeem_refresh(self, form: _TokenForm) -> TokenAnswer:
-        """Redeem a refresh token. It is used up after all checks, so that a refused client can try again."""
+        """Issue tokens for a refresh token. It is used up after all checks, so that a refused client can try again."""
         token, grants = form.need("refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
@@ -398,7 +405,7 @@ class TokenEndpoint:
         return await grants.redeem_refresh(token, asked, lambda: self._issue(form, grant, scopes))
 
     async def _redeem_assertion(self, form: _TokenForm) -> TokenAnswer:
-        """Redeem an assertion: of a platform for the client itself, or of an identity provider for a user."""
+        """Issue a token for an assertion: by a platform about the client, or by an identity provider about a user."""
         assertion = form.need("assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
         try:
@@ -434,8 +441,8 @@ class TokenEndpoint:
     def _check_id_jag(self, form: _TokenForm, claims: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
         """Check an ID-JAG against the request, and return the resource and the scopes to grant.
 
-        If the ID-JAG itself is wrong, the error is `invalid_grant`. If the resource or the scopes are unknown here, or
-        differ from those of the request, the error is the same as for other grants.
+        Raises TokenRefused (sent as `invalid_grant`) if the ID-JAG itself is wrong. Raises OAuthError, as for other
+        grants, if the resource or the scopes are unknown here, or differ from those in the request.
         """
         client = form.client
         if not client.is_confidential:
@@ -463,7 +470,7 @@ class TokenEndpoint:
         return await self._issue(form, IssuedGrant(client_id=id, subject=id, scopes=scopes, resource=resource), scopes)
 
     async def _issue(self, form: _TokenForm, grant: IssuedGrant, scopes: tuple[str, ...]) -> TokenAnswer:
-        """Issue an access token with these scopes. The refresh token keeps all scopes of the grant."""
+        """Issue an access token with `scopes`. A refresh token, if the client gets one, has all scopes of the grant."""
         server, client = self._server, form.client
         narrowed = msgspec.structs.replace(grant, scopes=scopes)
         answer: TokenAnswer = {
@@ -505,7 +512,10 @@ class IntrospectionEndpoint:
         self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
 
     async def answer(self, request: WebRequest) -> WebResponse:
-        """Answer whether a token is valid, and with which claims."""
+        """Return whether the token in the request is valid, and its claims.
+
+        Raises OAuthError if the client may not ask about tokens.
+        """
         fields = await request.form()
         client = await self._authentication.find(request, fields)
         if not client.introspects:

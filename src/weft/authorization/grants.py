@@ -54,7 +54,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights that a user has granted to a client, or those of a program, which has no family."""
+    """The rights that a user has granted to a client, or the rights of a program. Only a login has a family."""
 
     client_id: str
     subject: str
@@ -67,7 +67,7 @@ class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A code or a refresh token in the store."""
+    """The record of a code or a refresh token in the store."""
 
     grant: IssuedGrant
     used_at: float = 0.0  # when it was used, in Unix seconds; 0 if it was not used yet
@@ -76,7 +76,7 @@ class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Grants:
-    """The codes and refresh tokens in a store."""
+    """Issues and redeems codes and refresh tokens, which are kept in a store."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class Grants:
     # Requests that wait for the decision of their user.
 
     def seal(self, pending: Pending, browser: str) -> str:
-        """Return a request as encrypted text, bound to the browser that has this cookie."""
+        """Encrypt a pending request. Only the browser with the cookie value `browser` can send it back."""
         expires = int(time.time() + _WAIT_SECONDS)
         return self._ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
 
     def open(self, sealed: str, browser: str) -> Pending | None:
-        """Return the request in a login page, or None if it is bound to another browser or too old."""
+        """Decrypt the pending request in a login page; None if it is bound to another browser or too old."""
         try:
             payload = self._ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
         except StateRefused:
@@ -117,7 +117,7 @@ class Grants:
     # Codes and refresh tokens.
 
     async def begin(self, pending: Pending, subject: str) -> str:
-        """Start a family for a request that a user has allowed, and return its code."""
+        """Start a family for a request that the user `subject` has allowed, and return the authorization code."""
         family = secrets.token_urlsafe(16)
         await self._store.put(f"family:{family}", b"1", ttl=self._refresh_seconds)
         grant = IssuedGrant(
@@ -133,7 +133,10 @@ class Grants:
         return await self._issue("code", grant, CODE_SECONDS)
 
     async def read_code(self, code: str) -> IssuedGrant:
-        """Return the grant of a code without using the code up. If it was used before, end its family."""
+        """Return the grant of a code without using the code up. Raises OAuthError if the code is not valid.
+
+        If the code was used before, its family is ended.
+        """
         kept = (await self._find("code", code))[2]
         if kept.used_at:
             await self.end(kept.grant.family)
@@ -141,7 +144,10 @@ class Grants:
         return kept.grant
 
     async def redeem_code(self, code: str) -> IssuedGrant:
-        """Use a code up, and return its grant. If it was used before, end its family."""
+        """Use a code up, and return its grant. Raises OAuthError if the code is not valid.
+
+        If the code was used before, its family is ended.
+        """
         key, record, kept = await self._find("code", code)
         used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
         if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
@@ -151,18 +157,22 @@ class Grants:
         return kept.grant
 
     async def refresh(self, grant: IssuedGrant) -> str:
-        """Issue a refresh token for a grant."""
+        """Issue a refresh token for a grant, and return the token."""
         return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
 
     async def read_refresh(self, token: str) -> IssuedGrant:
-        """Return the grant of a refresh token, used or not, without using it up."""
+        """Return the grant of a refresh token without using the token up. The token may have been used before.
+
+        Raises OAuthError if the token is unknown or expired, or if its family has ended.
+        """
         return (await self._find("refresh", token))[2].grant
 
     async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[TokenAnswer]]) -> TokenAnswer:
-        """Use a refresh token up, and return the response that `make` makes.
+        """Use a refresh token up, and return the response that `make` returns.
 
-        `asked` is a digest of the request. The same request within the grace period gets the same response. The
-        response is made and stored in the step that uses the token up, so that parallel requests get the same one.
+        `asked` is a digest of the request. The same request within the grace period gets the same response. One step
+        marks the token as used and stores the response, so that parallel requests get the same response. Raises
+        OAuthError if the token is not valid. If it was used before, and the grace period is over, its family is ended.
         """
         key, record, kept = await self._find("refresh", token)
         if not kept.used_at:
@@ -188,7 +198,7 @@ class Grants:
         await self._store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Return whether a family has ended, as long as one of its access tokens could still be valid."""
+        """Return whether a family has ended. This is forgotten when all access tokens of the family have expired."""
         return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
@@ -203,7 +213,10 @@ class Grants:
             await self._store.delete(f"refresh:{digest(token)}")
 
     async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _StoredGrant]:
-        """Return the store key, the record and the decoded record of a code or a token."""
+        """Return the store key, the record and the decoded record of a code or a refresh token.
+
+        Raises OAuthError if there is no such record, or if its family has ended.
+        """
         key = f"{kind}:{digest(secret)}"
         record = await self._store.get(key)
         if record is None:
@@ -218,7 +231,7 @@ class Grants:
 
 
 def _seal(token: str, asked: str, answer: TokenAnswer) -> str:
-    """Encrypt a response with its refresh token as the key. The store has only the token's digest, not the key."""
+    """Encrypt the response to a refresh request. The key is the used refresh token, which is not in the store."""
     ring = KeyRing([token])
     expires = int(time.time()) + _SEAL_SECONDS
     return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
@@ -283,7 +296,7 @@ class IssuedTokens(JwtVerifier):
         self._grants = grants
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the facts about a token; raise TokenRefused if it is not valid."""
+        """Return the facts about a token; raise TokenRefused if it is not valid or its family has ended."""
         info = await super().__call__(token)
         if info is not None:
             await self.recheck(info)

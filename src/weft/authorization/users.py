@@ -53,7 +53,7 @@ _TOO_MANY_OF_NAME = "There are too many login attempts for this name. Wait a few
 
 
 class TooManyTries(WeftError):
-    """The error for too many wrong passwords, or too many logins at the same time."""
+    """There were too many wrong passwords, or there are too many logins at the same time."""
 
 
 def hash_password(password: str) -> str:
@@ -67,7 +67,7 @@ def hash_password(password: str) -> str:
 
 
 def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
-    """Return the salt and the hash of a password, which is given as plain text or as made by `hash_password`."""
+    """Return the salt and the hash of a password. `word` is plain text, or the result of `hash_password`."""
     if not word.startswith(_PREFIX):
         salt = os.urandom(16)
         return salt, _derive(word, salt)
@@ -88,9 +88,10 @@ def _derive(password: str, salt: bytes) -> bytes:
 
 
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
-    """Call a function of the developer, and return the subject that it returns; None if it returns no text.
+    """Call a function of the program, and return its result, the subject; None if the result is not text.
 
-    If the function raises an exception, only its type is logged, because its text may contain a password or a token.
+    If the function raises an exception, OAuthError is raised. Only the type of the exception is logged, because its
+    text may contain a password or a token.
     """
     try:
         said: object = await function(*given)
@@ -114,7 +115,7 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
 
 
 class Users:
-    """Checks the passwords of users, and limits how often someone can try."""
+    """Checks the passwords of users, and limits how often passwords can be tried."""
 
     def __init__(self, users: Mapping[str, str] | Login | None, store: Store) -> None:
         self._store = store
@@ -140,9 +141,9 @@ class Users:
     async def check(self, name: str, password: str, address: str = "") -> str | None:
         """Check a password; return the subject of the user, or None if the name or the password is wrong.
 
-        After too many wrong passwords from one address, that address is locked out for that name. If many addresses
-        try passwords for one name, all are slowed down, except addresses where that name has logged in before. Raises
-        TooManyTries.
+        Raises TooManyTries after too many wrong passwords for one name from one address, or if too many checks wait. If
+        there are many tries for one name from all addresses, the checks for this name are slowed down, except from
+        addresses where this name has logged in before.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None
@@ -162,7 +163,10 @@ class Users:
 
     @asynccontextmanager
     async def _waiting_at(self, address: str) -> AsyncGenerator[None]:
-        """Count a waiting check; raise TooManyTries if too many wait, in total or from this address."""
+        """Count a check until the context is left.
+
+        Raises TooManyTries if there are too many checks at the same time, in total or from `address`.
+        """
         if self._waiting.total() >= _MOST_WAITING or self._waiting[address] >= _MOST_WAITING_PER_ADDRESS:
             raise TooManyTries(_TOO_MANY)
         self._waiting[address] += 1
@@ -174,7 +178,7 @@ class Users:
                 del self._waiting[address]
 
     async def _count_try(self, key: str) -> None:
-        """Count one more try, across all workers."""
+        """Count one more try for `key`, for all workers together; raise TooManyTries if there were too many."""
         while True:
             found = await self._store.get(key)
             tries = int(found or 0)
@@ -184,7 +188,10 @@ class Users:
                 return
 
     async def _slow_down(self, name: str) -> None:
-        """Wait if there were many tries for one name, counted for all addresses and workers."""
+        """Wait if there were many tries for `name`, counted for all addresses and workers together.
+
+        Raises TooManyTries if the wait would be too long.
+        """
         while True:
             found = await self._store.get(f"turns:{name}")
             tries, turn = msgspec.json.decode(found, type=tuple[int, float]) if found else (0, 0.0)
@@ -277,7 +284,7 @@ class TrustedIssuer:
 
 
 class Assertions:
-    """Verifies the assertions for one authorization server, and records which were used."""
+    """Verifies assertions that are made for this authorization server, and records which ones were used."""
 
     def __init__(self, store: Store, audience: str) -> None:
         self._store = store
@@ -286,7 +293,7 @@ class Assertions:
     async def read(
         self, text: str, kind: AssertionKind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the claims of an assertion of this issuer; raise TokenRefused if it is not valid.
+        """Return the claims of the assertion `text` of `issuer`; raise TokenRefused if it is not valid.
 
         Call `use` afterwards if the assertion may be used only once.
         """
@@ -312,7 +319,7 @@ class Assertions:
         return claims
 
     async def use(self, claims: Mapping[str, Any], kind: AssertionKind) -> None:
-        """Mark an assertion as used, on all workers; raise TokenRefused if it was used before."""
+        """Mark an assertion as used, for all workers; raise TokenRefused if it was used before."""
         # Stored longer than the assertion is valid, because the clock of another worker may be slow.
         seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
@@ -321,7 +328,7 @@ class Assertions:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a claim is text that can be stored. Lone surrogates are valid in JSON, but not in UTF-8."""
+    """Return whether a claim is text that can be stored: not empty, not too long, and without lone surrogates."""
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in value)

@@ -87,7 +87,7 @@ def read_fields(data: bytes) -> dict[str, str]:
 
 
 class WebRequest:
-    """One HTTP request. Its body is read by `form` or `json`."""
+    """One HTTP request. Call `form` or `json` once to read its body."""
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
         self.headers = headers
@@ -97,22 +97,22 @@ class WebRequest:
 
     @property
     def query(self) -> dict[str, str]:
-        """The fields of the query."""
+        """The fields of the query. Raises OAuthError if a field occurs twice."""
         return read_fields(self._query)
 
     def cookie(self, name: str) -> str | None:
-        """Return a cookie of the browser, or None if there is no such cookie or more than one."""
+        """Return the value of a cookie, or None if the browser sent no cookie with this name, or several."""
         cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
         found = [value for key, _, value in cookies if key == name]
         return found[0] if len(found) == 1 else None
 
     async def form(self) -> dict[str, str]:
-        """Return the fields of the form in the body."""
+        """Read the body, and return the fields of the form in it. Raises OAuthError if the body is not a valid form."""
         self._expect(b"application/x-www-form-urlencoded")
         return read_fields(await self._body())
 
     async def json(self) -> dict[str, object]:
-        """Return the JSON object in the body."""
+        """Read the body, and return the JSON object in it. Raises OAuthError if the body is not a JSON object."""
         self._expect(b"application/json")
         try:
             return msgspec.json.decode(await self._body(), type=dict[str, object])

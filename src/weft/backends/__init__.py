@@ -18,38 +18,41 @@ class Store(Protocol):
     """A key-value store. Each value has a time to live."""
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of `key`, or None."""
+        """Return the value of `key`, or None if there is none or it has expired."""
         ...
 
     async def put(self, key: str, value: bytes, *, ttl: float) -> None:
-        """Store a value for `ttl` seconds; replace the old value, if there is one."""
+        """Store a value for `ttl` seconds. It replaces the old value, if there is one."""
         ...
 
     async def swap(self, key: str, expected: bytes | None, value: bytes, *, ttl: float) -> bool:
-        """Store a value only if the current value is `expected` (None: there is no value); return whether it was."""
+        """Store `value` if the current value is `expected` (None: there is no value). Return whether it was stored."""
         ...
 
     async def touch(self, key: str, *, ttl: float) -> bool:
-        """Keep the current value for `ttl` seconds from now; return False if there is none."""
+        """Keep the current value of `key` for `ttl` seconds from now; return False if there is no value."""
         ...
 
     async def delete(self, key: str) -> bool:
-        """Delete a value; return False if there was none."""
+        """Delete the value of `key`; return False if there was no value."""
         ...
 
 
 class Log(Protocol):
     """A numbered list of entries for each key.
 
-    Numbers are greater than 1 and always increase, even after all earlier entries have expired.
+    Numbers are greater than 1. A new entry has a greater number than all earlier entries, even if these have expired.
     """
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
-        """Add an entry and return its number. Keep the last `most` entries, all for `ttl` seconds from now."""
+        """Add an entry and return its number. Keep only the last `most` entries, for `ttl` seconds from now."""
         ...
 
     async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
-        """Return the entries after number `after` (0: all), or None if newer entries have pushed some of them out."""
+        """Return the entries with numbers above `after` (0: all entries that are left).
+
+        Return None if some of these entries were dropped because `append` keeps only the last ones.
+        """
         ...
 
     async def last(self, key: str) -> int:
@@ -69,7 +72,7 @@ class Bus(Protocol):
         ...
 
     async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
-        """Call `hear` with every message from now on; return a function that ends the subscription."""
+        """Call `hear` with every message of `topic` from now on; return a function that ends the subscription."""
         ...
 
 

@@ -69,7 +69,7 @@ class _Expiring:
                 self._forget(key)
 
     def _set_timer(self) -> None:
-        """Set the timer for the next second in which keys expire."""
+        """Set the timer to the next second in which keys expire."""
         loop = asyncio.get_running_loop()
         if not self._seconds or math.isinf(self._seconds[0]):
             return

@@ -2,7 +2,7 @@
 
 The server is given by a URL, a command or a configuration file. The calls are made by `weft.Client`. A configuration
 file can name any program and any environment variable. So a command from a file is shown in full, and is started only
-after the user has agreed. In the same way, variables are sent only after the user has agreed.
+after the user has agreed. Environment variables, too, are sent to a URL from a file only after the user has agreed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RemoteServer:
         return result
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return a prompt."""
+        """Get a prompt and return the result."""
         result: dict[str, Any] = self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
         return result
 
@@ -112,10 +112,11 @@ class RemoteServer:
         return result
 
     def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
-        """Fetch several lists, each given by its capability, its method and the key of its items; return their items.
+        """Fetch several lists, and return the items of each list.
 
-        If the server refuses a list, the error is returned in place of its items. If the connection is lost, the error
-        is the last element.
+        `wanted` has for each list its capability, its method, and the field of the result with the items. A list is
+        empty if the server does not have the capability. If the server refuses a list, the error is returned in place
+        of its items. If the connection is lost, the error is the last element, and later lists are missing.
         """
         found: list[list[dict[str, Any]] | CallFailed] = []
 
@@ -155,7 +156,11 @@ class RemoteServer:
         return items
 
     def _run(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> Any:
-        """Connect, run `work`, close the connection, and return the result in plain JSON types."""
+        """Connect, run `work`, close the connection, and return the result of `work` in plain JSON types.
+
+        `asking` names the request in error messages. Raises WrongCommand if the client was used in a wrong way, and
+        CallFailed for all other errors.
+        """
         try:
             return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
         except UsageError as error:
@@ -164,7 +169,7 @@ class RemoteServer:
             raise self._failure(error) from None
 
     def _failure(self, error: WeftError | TimeoutError) -> CallFailed:
-        """Return the error to print for a failure."""
+        """Return the error to print for an exception of the client."""
         if isinstance(error, RequestTimeout | TimeoutError):
             return CallFailed(
                 f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
@@ -224,7 +229,10 @@ def _has_authorization(headers: Mapping[str, str]) -> bool:
 
 
 def _unanswered(asking: str, data: Any = None) -> str:
-    """Return what to do about a server that asks a question; `data` of its error may name the capability it needs."""
+    """Return a hint for the user about a server that asks a question, which `weft` cannot answer.
+
+    `data` is the data of the server's error, which may name the capability that the server needs.
+    """
     wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
     option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
     return f" `weft {_COMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
@@ -268,7 +276,7 @@ class NotApproved(WeftError):
 
 
 def find(path: str, name: str) -> Target:
-    """Return the server of this name in a configuration."""
+    """Return the server `name` in a configuration file; raise WrongCommand if the file or its entry is wrong."""
     try:
         return read_server(path, name)
     except UsageError as error:
@@ -306,7 +314,7 @@ def _ask(shown: str, do: str, done: str) -> None:
 
 
 def _describe(target: Command, path: str) -> str:
-    """Return a description of the whole command, with control characters escaped so that a terminal hides nothing."""
+    """Describe the whole command for the user. Control characters are escaped, so that a terminal hides nothing."""
     question = command_question(target)
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
     if target.cwd is not None:
@@ -338,7 +346,7 @@ def call(peer: RemoteServer, tool: str, arguments: str) -> int:
 
 
 def read(peer: RemoteServer, uri: str) -> int:
-    """Read a resource and print it as text, or write it as bytes."""
+    """Read a resource, and write its texts and bytes to stdout. On a terminal, bytes are only described."""
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
@@ -352,7 +360,7 @@ def read(peer: RemoteServer, uri: str) -> int:
 
 
 def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
-    """Get a prompt and print its messages, each with its role. Further lines of a message are indented."""
+    """Get a prompt and print its messages, each after its role. The second and further lines are indented."""
     result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
     for message in _objects(result.get("messages")):
         content = to_text(_show(_object(message.get("content")))).splitlines() or [""]
@@ -418,7 +426,10 @@ _LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str] | Non
 
 
 def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """Return a short description of a schema's type. The depth is limited, because a schema may refer to itself."""
+    """Return a short description of the type of the schema `about`. `root` has the targets of its references.
+
+    The depth is limited, because a schema may refer to itself.
+    """
     facts = _object(about) if depth < NESTING else {}
     if "$ref" in facts:
         return _type(_object(root.get("$defs")).get(str(facts["$ref"]).rpartition("/")[2]), root, depth + 1)
@@ -455,7 +466,7 @@ def _read_arguments(text: str) -> dict[str, Any]:
 
 
 def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a prompt as text. Other values are written as JSON; null is left out."""
+    """Return the arguments of a prompt with text values. Other values become JSON text; null is left out."""
     return {
         name: value if isinstance(value, str) else _json(value)
         for name, value in arguments.items()

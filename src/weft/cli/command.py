@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments at `--` into those for `weft` and those for the file that it loads."""
+    """Split a command line at `--` into the arguments for `weft`, and the arguments for the file that `weft` loads."""
     if given[0] not in ("run", "entry") or "--" not in given:
         return given, []
     end = given.index("--")
@@ -68,7 +68,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _unknown(own: list[str], rest: list[str]) -> str:
-    """Return the error message for an unknown option or argument of a subcommand."""
+    """Return the error message for the first unknown argument, `rest[0]`, of the command line `own`."""
     command, word = f"weft {own[0]}", rest[0].partition("=")[0]
     kind = "option" if word.startswith("-") else "argument"
     if own[0] not in ("run", "entry"):
@@ -234,7 +234,7 @@ def _entry(parsed: argparse.Namespace) -> int:
 
 
 def _named(parsed: argparse.Namespace) -> LoadTarget:
-    """Return the file or module that the command line names."""
+    """Return the file or module that the command line names; raise WrongCommand unless it names exactly one."""
     from weft.server.run.loading import Target
 
     if (parsed.target is None) == (parsed.module is None):
@@ -278,7 +278,7 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
-    """Return the server that --config names, after the user has approved it; None without --config."""
+    """Return the named server from the file of --config, after the user has approved it; None without --config."""
     if parsed.config is None and not parsed.yes:
         return None
     if parsed.config is None or parsed.stdio:
@@ -292,7 +292,10 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 
 def _header(text: str) -> tuple[str, str]:
-    """Return the name and value of a --header option. Error messages do not show it, because it may be a secret."""
+    """Return the name and value of a --header option; raise WrongCommand if it cannot be sent.
+
+    The message does not show the header, because it may be a secret.
+    """
     from weft.client.config import check_headers
 
     name, colon, value = (part.strip() for part in text.partition(":"))

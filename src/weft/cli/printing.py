@@ -1,8 +1,8 @@
-"""Print texts of a server, with all characters escaped that could deceive the user.
+"""Print texts of a server. Escape all characters that could deceive the user.
 
-Control characters change the terminal. A line break in a name starts a line that looks like a line of `weft`. Marks of
-text direction make a text look like another one. All of these are printed as JSON escapes, also into a file, so that
-valid JSON stays valid.
+Control characters can change what the terminal shows. A line break in a name starts a line that looks like a line of
+`weft`. Characters that change the text direction make a text look like another text. All of these are printed as JSON
+escapes, so that valid JSON stays valid, also if the output goes to a file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def to_text(text: str) -> str:
 
 
 def show_failure(text: str) -> None:
-    """Print an error on stderr. Its second and further lines begin with `|`, because a server may have written them."""
+    """Print an error on stderr. A `|` marks its second and further lines, which a server may have written."""
     print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
 
 
@@ -63,12 +63,12 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print a text of a server, which may have several lines."""
+    """Print a text of a server, with its line breaks; other characters that affect a terminal are escaped."""
     print(to_text(text), file=stream or sys.stdout)
 
 
 def show_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a text of a server as one line."""
+    """Print a text of a server as one line; line breaks are escaped."""
     print(to_line(text), file=stream or sys.stdout)
 
 

@@ -1,7 +1,7 @@
 """Run `weft run` and `weft entry`, which load a server from a file.
 
-`weft run` serves it, and with --reload restarts it when the code changes. `weft entry` prints the configuration that a
-host such as Claude Desktop, VS Code or Cursor needs to start it. It changes no file.
+`weft run` serves the server, and with --reload restarts it when the code changes. `weft entry` prints the configuration
+with which a host such as Claude Desktop, VS Code or Cursor starts the server. It changes no file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def run(
     options: Mapping[str, Any],
     listener: int | None = None,
 ) -> int:
-    """Serve until stopped. `listener` is the file descriptor of a socket that the parent process has opened."""
+    """Load a server and serve until it is stopped; return 0.
+
+    `listener` is the file descriptor of a socket that the parent process has opened.
+    """
     with contextlib.redirect_stdout(sys.stderr):  # stdout carries the protocol, so the file must not print there
         server = find(target)
     server.engine.debug = server.engine.debug or debug
@@ -55,8 +58,8 @@ def run(
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
     """Run the same command without `--reload` in a child process, and restart it whenever a Python file changes.
 
-    On POSIX the child inherits the socket from this process. It stays open during a restart, so requests wait instead
-    of being refused.
+    On POSIX the child inherits the listening socket from this process. The socket stays open during a restart, so that
+    requests wait and are not refused.
     """
     watch = _watcher()
     folder = folder_of(target)
@@ -72,7 +75,7 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
 
 @contextlib.contextmanager
 def _kept_open(options: HttpOptions) -> Generator[list[int]]:
-    """Open a socket that child processes inherit; yield a list with its file descriptor, which is empty on Windows."""
+    """Open a socket that child processes inherit, and yield its file descriptor in a list. Yield [] on Windows."""
     if os.name != "posix":
         yield []
         return
@@ -82,7 +85,10 @@ def _kept_open(options: HttpOptions) -> Generator[list[int]]:
 
 
 def _watcher() -> Callable[[Path], Iterable[_Changes]]:
-    """Return a function that watches a folder. It yields the changes five times a second, or an empty set."""
+    """Return a function that watches a folder: it yields a set of changes, which may be empty, five times a second.
+
+    Raises StartError if the package watchfiles is missing.
+    """
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
@@ -93,7 +99,7 @@ def _watcher() -> Callable[[Path], Iterable[_Changes]]:
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
-    """Run a command until interrupted, and restart it whenever a Python file changes."""
+    """Run a command until this process is interrupted, and restart the command whenever `watched` yields changes."""
 
     def begin() -> subprocess.Popen[bytes]:
         # No bytecode files: Python compares only size and seconds, so it could run old code after a quick change.
@@ -123,7 +129,7 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
 
 def find(target: Target) -> Servable:
-    """Load a server. Raises WrongCommand if there is no such server, and StartError if its file fails."""
+    """Load a server. Raises WrongCommand if it is not found, and StartError if its file raises an exception."""
     try:
         return load(target)
     except StartError as error:
@@ -153,7 +159,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 class Host(msgspec.Struct, frozen=True):
-    """The configuration format of one host."""
+    """The configuration format of one host, a program that starts MCP servers."""
 
     title: str
     file: str  # where the configuration file is
@@ -177,7 +183,7 @@ HOSTS = {
 
 
 def print_entry(target: Target, client: str, name: str | None) -> int:
-    """Print the configuration entry of a server for a host as JSON, and on stderr which file it belongs in."""
+    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it."""
     host = HOSTS[client]
     if target.text.startswith(("http://", "https://")):
         entry, default_name = _of_url(target.text, host), urlsplit(target.text).hostname or "server"
@@ -199,7 +205,7 @@ def _of_url(url: str, host: Host) -> dict[str, Any]:
 
 
 def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
-    """Return the entry that starts a server from any directory, and the server's name."""
+    """Return a configuration entry that starts a server from any directory, and the server's name."""
     with contextlib.redirect_stdout(sys.stderr):  # only the entry is printed on stdout
         server = find(target)
     moved, is_found = movable(target)

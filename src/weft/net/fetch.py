@@ -1,8 +1,8 @@
 """Send single HTTP requests, limited in time and size, without cookies and redirects; and fetch JSON documents.
 
-A URL that another party chose may point to a machine in a private network (SSRF). So addresses can be barred. They are
-checked when the connection is made, so that a name cannot resolve to another address between check and use (DNS
-rebinding).
+A URL that another party chose may point to a machine in a private network (SSRF). So connections to some addresses can
+be forbidden (barred). An address is checked when the connection is made, so that a name cannot resolve to another
+address between check and use (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Barred: TypeAlias = Callable[[str], bool]
 
 
 class FetchFailed(WeftError):
-    """There is no usable response. The message says why, and never contains what was sent."""
+    """There is no usable response. The message says why, and never contains headers or the body of the request."""
 
 
 class AddressBarred(FetchFailed):
@@ -90,7 +90,7 @@ def post_json(url: str, document: Mapping[str, Any]) -> HttpRequest:
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address is not public; raise ValueError if it is no IP address.
+    """Return whether an IP address is not public; raise ValueError if `address` is not an IP address.
 
     >>> is_private("10.0.0.8"), is_private("169.254.169.254"), is_private("::ffff:127.0.0.1"), is_private("8.8.8.8")
     (True, True, True, False)
@@ -99,7 +99,10 @@ def is_private(address: str) -> bool:
 
 
 def is_barred_host(host: str, barred: Barred) -> bool:
-    """Return whether a host is a barred IP address or localhost. Other names are checked when they are resolved."""
+    """Return whether a host is localhost or an IP address that `barred` forbids.
+
+    The result for other names is False: they are checked when they are resolved.
+    """
     if is_loopback(host) or host.lower().endswith(".localhost"):
         return True
     try:
@@ -115,7 +118,7 @@ def open_session(
     exempt: frozenset[str] = frozenset(),
     tls: ssl.SSLContext | None = None,
 ) -> aiohttp.ClientSession:
-    """Return an HTTP session without cookies. It does not connect to barred addresses, except for `exempt` hosts."""
+    """Return an HTTP session without cookies. A host must not resolve to a barred address, unless it is in `exempt`."""
     import aiohttp
 
     resolver = None if barred is None else _guarded_resolver(barred, exempt)
@@ -134,7 +137,10 @@ async def exchange(
     barred: Barred | None = None,
     **options: Any,
 ) -> HttpAnswer:
-    """Send a request and return the response, which may be a redirect; raise FetchFailed if there is none."""
+    """Send a request and return the response. Redirects are not followed. `options` are passed to aiohttp.
+
+    Raises AddressBarred if the address is barred, and FetchFailed if there is no complete response.
+    """
     import aiohttp
     from yarl import URL
 
@@ -162,7 +168,10 @@ async def exchange(
 async def fetch_json(
     url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Fetch a URL, or post `form` to it, and return the JSON object in the response."""
+    """Fetch a URL, or post `form` to it; return the JSON object in the response.
+
+    Raises FetchFailed if the response has no JSON object, or its status is not 200.
+    """
     document, _ = await fetch_document(url, form=form, headers=headers)
     return document
 
@@ -174,10 +183,10 @@ async def fetch_document(
     headers: Mapping[str, str] | None = None,
     public_only: bool = False,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Fetch a URL, or post `form` to it; return the JSON object in the response, and the headers.
+    """Fetch a URL, or post `form` to it; return the JSON object in the response, and the response headers.
 
     `public_only` is for URLs that another party chose: it forbids addresses of this machine and of private networks.
-    Raises FetchFailed if there is no JSON object.
+    Raises FetchFailed if the response has no JSON object, or its status is not 200.
     """
     request = HttpRequest("GET", url, {"Accept": "application/json", **(headers or {})})
     if form is not None:
@@ -197,7 +206,7 @@ async def fetch_document(
 
 
 def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
-    """Return how long a response may be cached (RFC 9111); `default` if its headers do not say.
+    """Return how many seconds a response may be cached (RFC 9111): at most `most`, or `default` if it does not say.
 
     >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
     40.0
@@ -228,7 +237,7 @@ def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolve
     from aiohttp.resolver import DefaultResolver
 
     class GuardedResolver(AbstractResolver):
-        """Resolves names, and refuses those that resolve to a barred address."""
+        """Resolves names; raises `_BarredAddress` if a name resolves to a barred address."""
 
         def __init__(self) -> None:
             self._inner = DefaultResolver()

@@ -1,4 +1,4 @@
-"""Check `Host` and `Origin` headers against DNS rebinding, and find out which IP addresses are public.
+"""Check `Host` and `Origin` headers, as a protection against DNS rebinding; find out which addresses are public.
 
 Both headers are parsed and compared exactly, never by prefix. Names are not resolved: only the text of a header decides
 if it is accepted.
@@ -46,7 +46,9 @@ def is_loopback(host: str) -> bool:
 
 
 def is_public_address(address: str) -> bool:
-    """Return whether an IP address, or the IPv4 address inside it, is public; raise ValueError if it is no address.
+    """Return whether an IP address is public. An IPv6 address that contains an IPv4 address is checked as IPv4.
+
+    Raises ValueError if `address` is not an IP address.
 
     >>> [is_public_address(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.1")]
     [True, False, False, False]
@@ -84,7 +86,7 @@ class _Authority:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One entry of a setting: a host, or all subdomains of it."""
+    """One entry of `allowed_hosts`, `allowed_origins` or `cors`: a host, or all subdomains of a host."""
 
     host: str
     port: int | None = None  # None: any port
@@ -117,7 +119,10 @@ def _parse_authority(text: str) -> _Authority | None:
 
 
 def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
-    """Return the scheme, the authority and the effective port of an origin, or None if it cannot be parsed."""
+    """Return the scheme, the authority and the port of an origin, or None if it cannot be parsed.
+
+    If the origin names no port, the port is the default port of the scheme.
+    """
     found = _ORIGIN.fullmatch(text)
     authority = _parse_authority(found[2]) if found else None
     if found is None or authority is None:
@@ -130,15 +135,15 @@ class HostPolicy:
     """The `Host` and `Origin` headers that a server accepts.
 
     `allowed_hosts`: names such as `"api.example.com"` (any port), `"api.example.com:8443"` (that port), `"[::1]:80"`,
-    `"*.example.com"` (its subdomains) or `"*"` (any). None means only this machine (localhost, 127.0.0.0/8, [::1]) and
+    `"*.example.com"` (all subdomains) or `"*"` (any). None means only this machine (localhost, 127.0.0.0/8, [::1]) and
     `own`, the host of the server.
 
     `allowed_origins`: origins such as `"https://app.example.com"` (exactly this scheme, host and port; without a port,
     the default port of the scheme), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
     whose host is allowed. A request without an Origin does not come from a web page, and is accepted.
 
-    `cors`: origins, written in the same way, whose pages may also read the answers. They are accepted in addition to
-    those in `allowed_origins`.
+    `cors`: origins, written in the same way, whose pages may also read the answers. These origins are accepted in
+    addition to `allowed_origins`.
 
     >>> policy = HostPolicy(None, None)
     >>> policy.host_ok(b"localhost:8000"), policy.host_ok(b"localhost.evil.example")
@@ -166,7 +171,7 @@ class HostPolicy:
         self._served_origins: set[bytes] = set()
 
     def host_ok(self, value: bytes | None) -> bool:
-        """Return whether a Host header is accepted. A missing header is accepted only if all hosts are."""
+        """Return whether a Host header is accepted. A missing header is accepted only if every host is accepted."""
         if value is None:
             return self._any_host
         if value in self._served_hosts:
@@ -188,7 +193,7 @@ class HostPolicy:
         return _remember(self._served_origins, value)
 
     def shares_with(self, value: bytes | None) -> bool:
-        """Return whether pages of an origin may read the answers."""
+        """Return whether web pages of the origin `value` may read the answers of this server (CORS)."""
         return value is not None and self._cors.have(value)
 
     def _allows(self, authority: _Authority, port: int | None = None) -> bool:
@@ -229,7 +234,7 @@ def _host_rule(entry: str) -> _Rule:
 
 
 class _Origins:
-    """The origins of a setting."""
+    """The origins in `allowed_origins` or `cors`."""
 
     def __init__(self, setting: str, entries: Sequence[str]) -> None:
         self._any = "*" in entries
@@ -281,7 +286,7 @@ def shown(value: bytes) -> str:
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return the address that limits are counted for; for IPv6 the /64 network, because one machine may have all of it.
+    """Return the address for which limits are counted. For IPv6 it is the /64 network: one machine may have all of it.
 
     Other values, such as the name of a pipe, are returned unchanged.
 

@@ -1,10 +1,10 @@
-"""Format log lines: one for each call, messages with their secrets masked, and warnings that do not flood the log.
+"""Format log lines for calls, mask secrets in logged messages, and keep repeated warnings from flooding the log.
 
 These functions are slow, so callers check `isEnabledFor` first. They never raise an exception.
 
-Secrets are recognised by their names. Only headers that are known to be harmless are shown; the values of all others
-are masked. In a body, values are masked if their name contains "password", "token" or the like, and so is the text
-after `Bearer`. A URI is shown without its query and its credentials.
+Secrets are recognised by their names. Only headers that are known to be harmless are shown; the values of all other
+headers are masked. In a body, a value is masked if its name contains "password", "token" or the like. The text after
+`Bearer` is masked too. A URI is shown without its query and its credentials.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)
 
 
 def marked_lines(text: str) -> str:
-    r"""Return a text of a peer with its second and further lines marked, so that they do not look like log lines.
+    r"""Mark the second and further lines of a text that a peer sent, so that they do not look like log lines.
 
     >>> marked_lines("no seat x\n10:00 INFO all is well")
     'no seat x\n  | 10:00 INFO all is well'
@@ -81,8 +81,8 @@ def marked_lines(text: str) -> str:
 def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
     """Return the log line of one call, without its arguments, which may be secrets.
 
-    `status` is the HTTP status, or "ok" without HTTP. For a JSON-RPC error it is the error's code, and for a call
-    without an answer a word such as "timeout".
+    `status` is the HTTP status, or "ok" for a transport without HTTP. If the answer is a JSON-RPC error, it is the code
+    of the error. If there is no answer, it is a word such as "timeout".
 
     >>> call_line("tools/call", "add", "stateless", 200, 0.0012)
     'tools/call add stateless 200 1.2 ms'
@@ -94,7 +94,7 @@ def call_line(method: str, name: object, era: str, status: object, seconds: floa
 
 
 def _word(text: str) -> str:
-    """Return a name as one word, so that a peer cannot fake further fields of the log line."""
+    """Return a name as one word without spaces, so that a peer cannot add false fields to the log line."""
     if not text:
         return "-"
     return printable(text[:_MOST_NAME], "?").replace(" ", "_")
@@ -133,7 +133,7 @@ def masked_url(url: str) -> str:
 
 
 def masked_name(name: object) -> str:
-    """Return the name of a tool or prompt for the log; a URI is returned without its secrets.
+    """Return the name of a tool or prompt, or a URI, as text for the log. Secrets in a URI are masked.
 
     `name` may be any JSON value, because an extension may send anything.
 
@@ -153,10 +153,10 @@ def _masked_name_header(value: str) -> str:
 
 
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
-    """Return a body as one shortened line. Values of secret names are masked.
+    """Return a body as one line, shortened. Values whose names indicate a secret are masked.
 
-    Questions to a user or a model, and their answers, are masked completely. In a body of a client (`from_client`), a
-    result is such an answer.
+    Questions to a user or a model, and their answers, are masked completely. In a body that a client sent
+    (`from_client`), every result is such an answer.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
@@ -226,7 +226,7 @@ def _masked_json(text: str, depth: int) -> str:
 
 
 def _is_secret(name: str, value: object) -> bool:
-    """Return whether a value is masked. A `code` is a secret of OAuth if it is text; in JSON-RPC it is a number."""
+    """Return whether the value of `name` must be masked. A `code` is a secret if it is text (OAuth), not a number."""
     if name == "code":
         return isinstance(value, str)
     if name == _ANSWERED:

@@ -1,4 +1,4 @@
-"""Limit how often something happens: `Pace` says what to drop, `Allowance` says how long to wait."""
+"""Limit how often something happens: `Pace` says which messages to drop, `Allowance` how long to wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class Pace:
-    """A limit of `rate` messages per second; 0 means no limit.
+    """A limit of `rate` messages per second. If `rate` is 0, there is no limit.
 
     >>> pace = Pace(2)
     >>> [pace.allows() for _ in range(3)], pace.dropped
@@ -25,7 +25,7 @@ class Pace:
         self.untold = 0  # dropped messages that were not reported yet; the caller sets it to 0 after a report
 
     def allows(self, *, urgent: bool = False) -> bool:
-        """Return whether one more message may be sent now. For urgent messages the limit is twice as high."""
+        """Return whether one more message may be sent now, and count it. For urgent messages the limit is doubled."""
         if not self._rate:
             return True
         now = monotonic()
@@ -41,7 +41,7 @@ class Pace:
 
 
 class Allowance:
-    """A limit of `count` events at once, and on average `count` events per `seconds`; 0 means no limit.
+    """A limit of `count` events at once, and of `count` per `seconds` on average. If `count` is 0, there is no limit.
 
     >>> now = 0.0
     >>> allowance = Allowance(2, 1.0, clock=lambda: now)
@@ -56,7 +56,7 @@ class Allowance:
         self._busy_until = clock()  # when the events so far would end if they were evenly spread
 
     def wait(self) -> float:
-        """Return 0 and count an event if it may happen now; otherwise return the seconds to wait."""
+        """Return 0 and count an event if the event may happen now; otherwise return how many seconds to wait."""
         if not self._step:
             return 0.0
         now = self._clock()

@@ -33,7 +33,9 @@ class UrlRefused(WeftError):
 
 
 def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
-    """Return the parts of a URL; raise UrlRefused unless it is https, or http on this machine, without a password.
+    """Return the parts of a URL. Raises UrlRefused unless it is https, or http on this machine.
+
+    A URL with a user name or a password is refused too.
 
     `allow_insecure` permits http to other machines.
 
@@ -61,7 +63,7 @@ def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether a URL may be used, has no fragment, and has only characters that all programs read alike.
+    """Return whether `read_url` accepts a URL, and it has no fragment and only characters that all programs read alike.
 
     >>> is_safe_url("https://auth.example.com/t"), is_safe_url("http://auth.example.com"), is_safe_url("http://[::1]:9/")
     (True, False, True)
@@ -75,7 +77,7 @@ def is_safe_url(url: str) -> bool:
 
 
 def check_url(url: str, what: str) -> SplitResult:
-    """Return the parts of a URL that tokens may be sent to; raise UsageError for any other URL."""
+    """Return the parts of a URL; raise UsageError if it is not safe to send tokens there. `what` names the URL."""
     if not isinstance(url, str) or not is_safe_url(url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(
             f"{what} is {str(url)[:200]!r}, which is not safe for sending tokens. Give a full https:// URL without "
@@ -90,7 +92,7 @@ def shown_url(url: str) -> str:
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL, in lower case.
+    """Return the origin of a URL (its scheme, host and port) in lower case.
 
     >>> origin_of("HTTPS://Mcp.Example.com/mcp?x=1")
     'https://mcp.example.com'
