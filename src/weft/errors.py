@@ -6,7 +6,7 @@
      │    │    ├── ParseError            -32700  the bytes are not JSON
      │    │    ├── InvalidRequest        -32600  the JSON is not a JSON-RPC request
      │    │    ├── MethodNotFound        -32601  there is no such method
-     │    │    ├── InvalidParams         -32602  the params do not fit the method
+     │    │    ├── InvalidParams         -32602  the params are not valid for the method
      │    │    │    └── ResourceNotFound         no resource has this URI (in the session era: -32002)
      │    │    ├── InternalError         -32603  an error in Weft or in a handler; the details are only in the log
      │    │    ├── HeaderMismatch        -32020  a header and the body differ
@@ -27,7 +27,7 @@
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
      │         └── StartError            the server cannot be started with these options
 
-A mistake of the peer is a `ProtocolError`; a mistake of the program is a `UsageError`. The two never mix. A
+A mistake of the peer is a `ProtocolError`; a mistake of the program is a `UsageError`. No error is both. A
 `RemoteError` always comes from the peer; timeouts and lost connections have other classes. The codes above are those of
 the newest revision. The era (`weft.eras`) decides which code is sent in another revision.
 """
@@ -111,7 +111,7 @@ class MethodNotFound(ProtocolError):
 
 
 class InvalidParams(ProtocolError):
-    """The params do not fit the method."""
+    """The params are not valid for the method."""
 
     code: int = -32602
 
@@ -166,7 +166,7 @@ class UnsupportedVersion(ProtocolError):
 
 
 class ToolError(WeftError):
-    """A tool's failure that the model should read. The tool result has `isError` and this text.
+    """A failure of a tool that the model should read. The tool result has `isError` and the message of this error.
 
     >>> raise ToolError("There is no flight LX39; did you mean LX38?")
     Traceback (most recent call last):
@@ -178,7 +178,7 @@ class ToolError(WeftError):
 class QuestionFailed(ToolError):
     """The client did not answer a question of a handler (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`).
 
-    `code` is the code of the client's error. It is None if the answer was late or did not fit the question.
+    `code` is the code of the client's error. It is None if the answer was late, or was not valid for the question.
     """
 
     def __init__(self, message: str, code: int | None = None, data: Any = None) -> None:
@@ -188,7 +188,7 @@ class QuestionFailed(ToolError):
 
 
 class NoBackChannelError(WeftError):
-    """The server cannot send requests to this peer, because there is no channel for them."""
+    """The server cannot send requests to this peer, because there is no channel for requests of the server."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method!r} cannot be sent: this peer has no channel for requests from the server.")
@@ -225,7 +225,7 @@ class ConnectionFailed(WeftError):
 
 
 class InvalidAnswer(WeftError):
-    """The peer's answer breaks the rules of the protocol, or does not fit the schema that the peer published."""
+    """The peer's answer breaks the rules of the protocol, or does not match the schema that the peer published."""
 
 
 class CannotAnswer(WeftError):
@@ -233,7 +233,7 @@ class CannotAnswer(WeftError):
 
 
 class AuthorizationFailed(WeftError):
-    """The server requires a login, and there was none or it failed. `tried` lists the steps of the login, in order.
+    """The server requires a login, and there was no login or it failed. `tried` lists the steps of the login, in order.
 
     The message says what to do next. Neither the message nor `tried` contains a token, a code or a secret.
     """

@@ -40,7 +40,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def attribute_of(thing: object, name: str) -> Any:
-    """Raise an AttributeError for a missing attribute; for a name of another SDK, say how it is called in Weft."""
+    """Raise the AttributeError for a missing attribute. If another SDK has this name, the message says Weft's name."""
     kind = type(thing)
     for one in kind.__mro__:
         if meant := _NAMES.get(one.__name__, {}).get(name):
@@ -49,7 +49,10 @@ def attribute_of(thing: object, name: str) -> Any:
 
 
 def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module. It imports each name from its home module when it is first used."""
+    """Return a `__getattr__` for a module: it imports a name from its home module when the name is first used.
+
+    `homes` maps each home module to its names.
+    """
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def get(name: str) -> Any:
@@ -64,9 +67,9 @@ def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str],
 
 
 def _no_such_name(module: str, name: str) -> Exception:
-    """Return an error that says where a name is.
+    """Return the error for a name that a module does not have. If possible, it says what to import instead.
 
-    It is an ImportError, because `from weft import ...` does not show the text of an AttributeError.
+    Such an error is an ImportError, because `from weft import ...` does not show the text of an AttributeError.
     """
     meant = _NAMES["weft"].get(name) if module == "weft" else None
     if meant is None and module == "weft" and not name.startswith("_"):

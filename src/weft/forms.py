@@ -1,4 +1,4 @@
-"""Turn models and schemas into the forms of elicitation, and check the answers.
+"""Turn models and schemas into forms, with which elicitation asks the user, and check the answers.
 
 A form is a flat schema with the few types of fields that every client can show. You write it as a flat model (a
 pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` returns the schema to send, `parse_form`
@@ -106,7 +106,7 @@ class Titles:
     class Seat:
         place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
 
-    An option that is not listed has its value as its title.
+    If an option is not listed, its title is its value.
     """
 
     titles: Mapping[str, str]
@@ -148,7 +148,7 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON Schema in the form in which it is sent; raise ValueError if it is not the schema of a form.
+    """Return a JSON Schema as it is sent to clients; raise ValueError if it is not the schema of a form.
 
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
@@ -173,7 +173,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields_with_links(form: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields whose texts contain a web address, which forms should not have.
+    """Return the names of fields whose texts contain a web address. Forms should not contain web addresses.
 
     >>> fields_with_links({"properties": {"ok": {"type": "boolean", "description": "See https://example.com/terms"}}})
     ['ok']
@@ -183,7 +183,7 @@ def fields_with_links(form: Mapping[str, Any]) -> list[str]:
 
 
 def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
-    """Return the names of text fields that seem to ask for a secret, which forms must not do.
+    """Return the names of text fields that seem to ask for a secret. Forms must not ask for secrets.
 
     >>> fields_with_secrets({"properties": {"apiKey": {"type": "string"}, "keyboard": {"type": "string"}}})
     ['apiKey']
@@ -200,10 +200,11 @@ def has_link(text: str) -> bool:
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
-    """Check an answer; return it as an instance of the model, or as a dict if `model` is a schema.
+    """Check the answer `content`; return it as an instance of the model, or as a dict if `model` is a schema.
 
     Defaults of the model are filled in. Fields that the form does not have are ignored, or refused if the model or
-    schema forbids them. Raises ValueError if the answer does not fit; the error names fields, but never shows values.
+    schema forbids them. Raises ValueError if the answer is not valid for the form. The error names fields, but never
+    shows values.
 
     >>> @dataclass
     ... class Seat:
@@ -228,7 +229,10 @@ def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | Non
 
 
 def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_others: bool) -> dict[str, Any]:
-    """Return the answer with the form's fields only, and 5.0 as 5 for integers; raise ValueError if it does not fit."""
+    """Return the answer `given` with only the fields of the form. In integer fields, 5.0 becomes 5.
+
+    Raises ValueError if the answer is not valid for the form, or has other fields and `forbids_others` is set.
+    """
     fields = form["properties"]
     issues: list[Issue] = check_answer(form, given)
     if forbids_others:
@@ -280,7 +284,7 @@ def _form(model: type) -> _Form:
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Return the validator and the JSON Schema of a model; raise ValueError with the field that has no schema."""
+    """Return the validator and the JSON Schema of a model. Raises ValueError if the type of a field has no schema."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         return adapter, adapter.json_schema(schema_generator=_Generator)
@@ -294,7 +298,7 @@ def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
 
 
 def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a field as it is sent, and whether the field may be None."""
+    """Return the schema of a field as it is sent to clients, and whether the field may be None."""
     field, may_be_none = dict(described), False
     options = field.get("anyOf", [])
     values = [option for option in options if option != {"type": "null"}]
@@ -319,7 +323,7 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with its `$ref` replaced by the target. The target's title is a class name, and is left out."""
+    """Replace the `$ref` of a schema by its target. The title of the target is left out, because it is a class name."""
     reference = schema.get("$ref")
     if reference is None:
         return schema
@@ -348,7 +352,7 @@ class _Generator(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Ignore warnings about defaults that JSON cannot express. They are not sent, but the model uses them."""
+        """Ignore warnings about defaults that JSON cannot express: they are not sent, but the model uses them."""
 
 
 def _refusal(model: Any, name: str, wrong: str) -> str:
@@ -371,7 +375,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a model has no schema, and what to do."""
+    """Return why pydantic cannot make a schema of a type, and what to do about it."""
     if isinstance(error, ImportError):
         return "it needs the package email-validator; install it, or write Annotated[str, EMAIL]"
     code = error.code if isinstance(error, PydanticUserError) else None
@@ -443,7 +447,7 @@ def _options(field: dict[str, Any]) -> list[Any]:
 
 
 def _wrong_default(field: dict[str, Any]) -> str | None:
-    """Return why the default of a field does not fit the field; None if it fits, or if there is no default."""
+    """Return why the default of a field is not a valid answer; None if it is valid, or if there is no default."""
     if "default" not in field:
         return None
     issues = check_answer({"properties": {"": field}}, {"": field["default"]})
@@ -454,7 +458,7 @@ def _wrong_default(field: dict[str, Any]) -> str | None:
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema that consists of JSON types only."""
+    """Return a copy of a schema in JSON types; raise SchemaError if it contains other types."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
@@ -470,7 +474,7 @@ def _check_json_schema(schema: bytes) -> None:
 
 
 def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the field name and a sentence for an error of pydantic."""
+    """Return the name of the wrong field, and a sentence about the problem, for one error of pydantic."""
     location = problem["loc"]
     name = str(location[0]) if location else None
     if problem["type"] == "missing":
@@ -484,7 +488,7 @@ def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
-    """Return an error with one sentence for each wrong field, for at most ten fields."""
+    """Return the error for an answer that is not valid, with one sentence for each wrong field, at most ten."""
     first: dict[str | None, str] = {}
     for name, message in issues:
         first.setdefault(name, message)
@@ -531,7 +535,7 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 
 
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the options of a field, or of the items of a list; an empty sequence if there are none."""
+    """Return the options in the schema of a field, or in the `items` of a list; empty if there are no options."""
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
     options: Sequence[Any] = field.get("enum", [option["const"] for option in titled])
     return options

@@ -1,9 +1,9 @@
 """Decode and encode JSON-RPC messages, check the bounds of incoming JSON, and split a stream of bytes into lines.
 
 `decode` is the only parser of incoming messages, for all transports. It decodes the frame and leaves `params` as raw
-bytes, which are decoded later with the type of the method. `decode` also checks the raw parts: they contain no lone
-surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the strings; nesting
-and digits are checked here.)
+bytes, which are decoded later with the type of the method. `decode` also checks these raw bytes: they
+contain no lone surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the
+strings; nesting and digits are checked here.)
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Frame(msgspec.Struct):
 
     @property
     def is_request(self) -> bool:
-        """Return True for a message with a method and an id."""
+        """Whether this is a request: a message with a method and an id."""
         return self.method is not UNSET and self.id is not UNSET
 
     @property
     def is_notification(self) -> bool:
-        """Return True for a message with a method and without an id, which is never answered."""
+        """Whether this is a notification: a message with a method and without an id. It is never answered."""
         return self.method is not UNSET and self.id is UNSET
 
     @property
     def is_response(self) -> bool:
-        """Return True for an answer to a request: a message without a method."""
+        """Whether this is the answer to a request: a message without a method."""
         return self.method is UNSET
 
     @property
     def reply_id(self) -> RequestId | None:
-        """Return the id for the answer, or None if the message has none."""
+        """The id that the answer must have, or None if the message has no id."""
         return self.id if isinstance(self.id, int | str) else None
 
 
@@ -117,16 +117,16 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
 
 
 def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raise InvalidRequest unless an id is a string or an integer within bounds."""
+    """Raise InvalidRequest unless an id is a string that is not too long, or an integer within ±2**53."""
     fault = fault_of_id(request_id, limits.id_bytes)
     if fault is not None:
         raise _fault(fault, None)
 
 
 def fault_of_id(value: object, most_bytes: int, name: str = "id") -> str | None:
-    """Return what is wrong with an id or a progress token, or None if it is valid.
+    """Return what is wrong with an id or a progress token, or None if it is valid. `name` names it in the sentence.
 
-    Ids and tokens are limited because each answer repeats them.
+    The length of ids and tokens is limited, because each answer repeats them.
     """
     if type(value) is int:
         return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` must be within ±2**53."
@@ -174,7 +174,7 @@ _DEAR = 9  # extra cost of decoding an array, an object or a named value, compar
 
 
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raise ParseError for JSON with too many values, too deep nesting, or too long numbers."""
+    """Raise ParseError if JSON has too many values, is nested too deeply, or has too long numbers."""
     opened = data.count(b"{") + data.count(b"[")
     many = len(data) * (_DEAR + 1) > limits.json_values and values_in(data) > limits.json_values
     deep = not many and opened > limits.json_depth and _depth(data) > limits.json_depth
@@ -191,9 +191,9 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """Return the number of values in JSON. Arrays, objects and named values count ten times.
+    """Return the number of values in JSON. An array, an object or a value with a name counts as ten values.
 
-    The result is too high if strings contain brackets or commas.
+    The result is too high if strings contain brackets, colons or commas.
     """
     marks = data.translate(None, _NOT_MARKS)
     brackets = len(marks.translate(None, b":,"))
@@ -218,7 +218,7 @@ def _too_many(limits: Limits) -> ParseError:
 
 
 def _depth(data: bytes) -> int:
-    """Return how deep brackets are nested, including brackets in strings."""
+    """Return how deep the brackets in JSON are nested. Brackets in strings are counted too."""
     brackets = data.translate(None, _NOT_BRACKETS)
     depth = deepest = 0
     for start in range(0, len(brackets), _CHUNK):
@@ -256,7 +256,7 @@ Line: TypeAlias = bytes | None  # None is a line that was longer than the limit
 
 
 class LineSplitter:
-    r"""Splits chunks of bytes into lines, and stores at most `limit` bytes of an unfinished line.
+    r"""Splits chunks of bytes into lines. A line with more than `limit` bytes is not stored: it becomes None.
 
     >>> splitter = LineSplitter(limit=4)
     >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
@@ -280,7 +280,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[Line]:
-        """Return the unfinished line, if there is one, when the input has ended."""
+        """Return a list with the unfinished line, if there is one. Call this when the input has ended."""
         return [self._complete(b"")] if self._rest or self.is_overlong else []
 
     def _complete(self, end: bytes) -> Line:

@@ -1,6 +1,6 @@
 """Define all limits that a program can change, with their defaults.
 
-Give `Server(limits=Limits(...))` or `Client(limits=ClientLimits(...))` to change one.
+To change a limit, write `Server(limits=Limits(...))` or `Client(limits=ClientLimits(...))`.
 """
 
 from __future__ import annotations

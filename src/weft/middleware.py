@@ -1,4 +1,4 @@
-"""The public types of middleware: `Middleware` is the function; `Next` is the function it calls to continue."""
+"""The types of middleware: a `Middleware` is a function; `Next` is the function that it calls to continue."""
 
 from weft.server.api.context import Middleware
 from weft.server.runtime.dispatch import Next

@@ -1,1 +1,1 @@
-"""Parts of the protocol that are pure functions and values: no sockets, no asyncio, no clock."""
+"""The parts of the protocol that are pure functions and values. They use no sockets, no asyncio and no clock."""

@@ -1,8 +1,8 @@
 """Read HTTP headers, encode and decode their values, and compare headers that repeat a part of the body.
 
 `read` turns a header list into `Headers`. `encode_value` and `decode_value` convert values, with base64 if needed.
-`find_mirrors` finds the tool arguments that headers repeat. `check_mirrors` and `check_name` compare them with the
-body.
+`find_mirrors` finds the tool arguments that headers repeat. `check_mirrors` and `check_name` compare such headers with
+the body.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Headers:
         self.raw = raw
 
     def get(self, name: bytes) -> str | None:
-        """Return the value of a field without spaces and tabs around it, or None.
+        """Return the value of a header without spaces and tabs around it, or None if the header is missing.
 
         >>> read([(b"mcp-method", b" tools/list ")]).get(b"mcp-method")
         'tools/list'
@@ -60,7 +60,7 @@ class Headers:
         return None if value is None else value.strip(_OWS).decode("latin-1")
 
     def mapping(self) -> Mapping[str, str]:
-        """Return all fields except credentials as a read-only mapping. Values of repeated fields are joined.
+        """Return all headers except credentials as a read-only mapping. Values of a repeated header are joined.
 
         Authorization and cookies are left out, so that a handler cannot write a secret into a log by accident.
         """
@@ -76,7 +76,7 @@ class Headers:
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:
     """Read an ASGI header list, whose names are in lower case.
 
-    Raises HeaderFault if the list is too large, or repeats a field that must be unique.
+    Raises HeaderFault if the list is too large, or repeats a header that must be unique.
 
     >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).known[b"mcp-param-region"]
     b'eu'
@@ -96,9 +96,9 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
 
 def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the fields of a list with repeated names; raise HeaderFault if such a name must be unique.
+    """Return the values by name, from a list with repeated names. Raises HeaderFault if such a name must be unique.
 
-    Values of list fields are joined; of other fields the last value is used.
+    If the value of a header is a list, all its values are joined. For other headers, the last value is used.
     """
     known: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -157,7 +157,7 @@ def decode_value(value: str) -> str:
 
 
 def render(value: object) -> str:
-    """Return the text of a string, integer or boolean for a header, before `encode_value`.
+    """Return a string, number or boolean as text. `encode_value` then makes it a header value.
 
     >>> render(42), render(True), render("eu")
     ('42', 'true', 'eu')
@@ -174,9 +174,9 @@ def render(value: object) -> str:
 
 
 def matches(header: str, value: object) -> bool:
-    """Return whether a header value equals an argument. Numbers are compared as numbers.
+    """Return whether a header value, which may be in base64, equals an argument. Numbers are compared as numbers.
 
-    Raises ValueError if the header is malformed or the argument cannot be put into a header.
+    Raises ValueError if the header is malformed, or if a header cannot contain the argument.
 
     >>> matches("42.0", 42), matches("TRUE", True)
     (True, False)
@@ -205,8 +205,8 @@ _NAMED = frozenset(
 class Mirror(msgspec.Struct, frozen=True):
     """One tool argument that is repeated in a header.
 
-    `header` is the full name (`Mcp-Param-Region`), `field` the same name in ASGI (`b"mcp-param-region"`), `path` the
-    property names that lead to the argument.
+    `header` is the full name of the header (`Mcp-Param-Region`). `field` is the same name in ASGI
+    (`b"mcp-param-region"`). `path` are the property names that lead from the arguments to the value.
     """
 
     header: str
@@ -215,7 +215,7 @@ class Mirror(msgspec.Struct, frozen=True):
 
 
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
-    """Return the arguments that an inputSchema annotates with `x-mcp-header`; raise ValueError for a wrong annotation.
+    """Return the arguments that an inputSchema annotates with `x-mcp-header`; raise ValueError if one is wrong.
 
     The `type` of an annotated property must be one primitive type. Clients ignore tools that have a list of types, an
     `anyOf` or a `$ref` there.
@@ -248,7 +248,10 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 
 
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
-    """Yield every annotated subschema, its place, and its property path; None if not only `properties` lead to it."""
+    """Yield every annotated subschema, with its place and its property path.
+
+    The path is None if the subschema is not reached from the root through `properties` only.
+    """
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
     while pending:  # a loop instead of recursion, because a peer's schema may be deep
         node, place, path = pending.pop()
@@ -279,7 +282,7 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
-    """Return the value at this path, or None if it is null or missing."""
+    """Return the argument at a path of property names, or None if it is null or missing."""
     value: object = arguments
     for name in path:
         if not _is_object(value):
@@ -289,7 +292,7 @@ def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
 
 
 def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
-    """Raise HeaderMismatch if a mirrored argument and its header differ."""
+    """Raise HeaderMismatch if a mirrored argument and its header differ, or if only one of them was sent."""
     for mirror in mirrors:
         value = _value_at(arguments, mirror.path)
         header = headers.get(mirror.field)
@@ -316,7 +319,7 @@ def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mappin
 
 
 def check_name(header: str | None, expected: str) -> None:
-    """Raise HeaderMismatch unless the header `Mcp-Name` is the name or URI in the body."""
+    """Raise HeaderMismatch unless the value of `Mcp-Name` equals `expected`, the name or URI in the body."""
     if header is None:
         raise HeaderMismatch("Header mismatch: Mcp-Name is missing; repeat the name or URI of the body in it.")
     # The fast path is only for plain values. A value in base64 has to be decoded first.
@@ -335,7 +338,7 @@ def check_name(header: str | None, expected: str) -> None:
 def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers to send with a call, one for each mirrored argument that is not null or missing.
 
-    An empty string becomes an empty header, which is different from a missing one.
+    An empty string becomes an empty header, which does not mean the same as a missing header.
 
     >>> mirror_values(find_mirrors({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}), {"n": 7})
     {'Mcp-Param-N': '7'}

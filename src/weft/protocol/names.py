@@ -21,7 +21,7 @@ _MAX_NAME = 128
 
 
 def printable(text: str, instead: str = " ") -> str:
-    r"""Return a text with all control characters and line breaks replaced, so that it is safe for logs and terminals.
+    r"""Replace all control characters and line breaks of a text by `instead`, so that it is safe to log or print.
 
     >>> printable("a\nb\x1b[2J", "?")
     'a?b?[2J'
@@ -50,7 +50,7 @@ def check_tool_name(name: str) -> None:
 
 
 def check_meta_key(key: str) -> None:
-    """Raise ValueError unless a key is a valid `_meta` key: an optional prefix of labels, and a name.
+    """Raise ValueError unless `key` is a valid `_meta` key: an optional prefix, such as `com.example/`, and a name.
 
     >>> check_meta_key("com.example/trace-id")
     """
@@ -68,7 +68,9 @@ def check_meta_key(key: str) -> None:
 
 
 def is_reserved_meta_key(key: str) -> bool:
-    """Return whether a key is reserved for MCP, which the second label of its prefix shows.
+    """Return whether a key of `_meta` is reserved for MCP.
+
+    The second label of the prefix of such a key is `mcp` or `modelcontextprotocol`.
 
     >>> is_reserved_meta_key("dev.mcp/x"), is_reserved_meta_key("com.example.mcp/x")
     (True, False)
@@ -91,7 +93,7 @@ def check_extension_id(id: str) -> None:
 
 
 def check_uri(uri: str, max_bytes: int = 8192) -> None:
-    """Raise ValueError unless a text is a URI with a scheme, as defined in RFC 3986.
+    """Raise ValueError unless a text is a URI with a scheme, as in RFC 3986, of at most `max_bytes`.
 
     >>> check_uri("notes/1")
     Traceback (most recent call last):
@@ -116,7 +118,10 @@ def check_uri(uri: str, max_bytes: int = 8192) -> None:
 
 
 def _check_delimiters(shown: str, rest: str) -> None:
-    """Raise ValueError for a `#` that does not start the fragment, or `[]` that do not enclose an IP address."""
+    """Raise ValueError if a URI has a second `#`, or brackets `[]` that do not enclose an IP address.
+
+    `rest` is the URI after its scheme; `shown` is the URI in the error message.
+    """
     if rest.count("#") > 1:
         raise ValueError(f"The URI {shown} has more than one '#'; percent-encode those inside the fragment as %23.")
     path = rest
@@ -133,7 +138,7 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that is most similar to a misspelled name, or None if none is similar.
 
     The name may come from a peer, so the work is limited. At most 1,000 candidates of at most 128 characters are
-    considered, and at most 30 of these are compared in full; fewer if they are long.
+    considered. At most 30 of these are compared in full, and fewer if the name is long.
 
     >>> closest("serach", ["search", "fetch"])
     'search'
@@ -151,13 +156,13 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def _is_as_long(name: str, candidate: str) -> bool:
-    """Return whether the lengths of two names allow a similarity of 60 %, the minimum of `difflib`."""
+    """Return whether the lengths of two names permit a similarity of 60 %, below which `difflib` finds nothing."""
     both = len(name) + len(candidate)
     return len(candidate) <= _MAX_NAME and 2 * min(len(name), len(candidate)) >= 0.6 * both
 
 
 def _shared_ends(name: str, candidate: str) -> int:
-    """Return how many characters two names share at the beginning and at the end."""
+    """Return how many characters two names have in common at the beginning, plus those at the end."""
     return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
 
 

@@ -1,14 +1,14 @@
 """Encode and decode `requestState`: the encrypted journal of a call whose handler runs again in each round.
 
-When a handler asks a question, the call ends, and its result contains the question and the journal. The client calls
-again with the answer and the journal. The handler then runs again from the top, on any worker, and finds the earlier
-answers and once-results in the journal. An answer is found by the key *and* the digest of its question, so a changed
-question is asked again. A journal is not compressed: a client that chooses a part of the content could learn the rest
-from the compressed length.
+When a handler asks a question, the request ends, and its result contains the question and the journal. The client
+sends the request again with the answer and the journal. The handler then runs again from the top, on any worker, and
+finds the earlier answers and once-results in the journal. An answer is found by the key *and* the digest of its
+question, so a changed question is asked again. A journal is not compressed: a client that chooses a part of the content
+could learn something about the rest from the compressed length.
 
 The client stores the state between rounds, but can neither read nor change it, nor use it for another request. The
-state is encrypted and authenticated with AES-256-GCM, together with its expiry and with the principal and the request
-it was made for. The error for a refused state is always the same. A token is base64url without padding of
+state is encrypted with AES-256-GCM. Its expiry, its principal and its request are authenticated with it. The error for
+a refused state is always the same. The encrypted state is a token: base64url without padding of
 
     version (1 byte) | key id (4) | expiry in Unix seconds (8) | nonce (12) | ciphertext and tag
 
@@ -102,12 +102,12 @@ class Journal:
 
     @classmethod
     def empty(cls) -> Journal:
-        """Return the journal of a new call."""
+        """Return an empty journal, for a new logical call."""
         return cls({}, {}, {}, None)
 
     @classmethod
     def decode(cls, data: bytes) -> Journal:
-        """Return the journal that `encode` returned as bytes; raise ValueError for other bytes."""
+        """Decode a journal from the bytes that `encode` returned; raise ValueError if `data` is something else."""
         try:
             record = _read(data)
         except (msgspec.DecodeError, RecursionError):
@@ -124,7 +124,7 @@ class Journal:
         return self._encode(self.answers)
 
     def encode_own(self) -> bytes:
-        """Return the journal as bytes, without the client's answers."""
+        """Return the journal as bytes, without the content of the client's answers."""
         return self._encode({key: RecordedAnswer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
     def _encode(self, answers: dict[str, RecordedAnswer]) -> bytes:
@@ -136,8 +136,8 @@ class Journal:
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
         """Record the answers to the pending questions; afterwards no question is pending.
 
-        Answers without a pending question are ignored. A question without an answer is asked again when the handler
-        runs again. Raises ValueError for more than `limit` responses.
+        `responses` are the answers, by key. Answers without a pending question are ignored. A question without an
+        answer is asked again when the handler runs again. Raises ValueError if there are more than `limit` answers.
         """
         if len(responses) > limit:
             raise ValueError(
@@ -156,10 +156,10 @@ class Journal:
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """Return the keys of questions that were asked in earlier rounds, but not in this one, as they should be.
+        """Return the keys of questions of earlier rounds that the handler should ask again in this round, but did not.
 
-        `asked` has the digests of this round's questions, by key. Questions asked with `InputRequired` are not
-        expected again.
+        `asked` has the digests of this round's questions, by key. Questions from `InputRequired` are not returned,
+        because a handler does not ask them again.
         """
         earlier = self.before | {key: answer.question for key, answer in self.answers.items()}
         return [key for key, question in earlier.items() if key not in self.by_hand and asked.get(key) != question]
@@ -168,8 +168,8 @@ class Journal:
 class Keys:
     """Gives keys to the questions of one run of a handler. In the next run the same questions get the same keys.
 
-    A key that the handler gave is not changed. Other keys are made from the content of the question, not from its
-    position, because questions asked at the same time can come in any order. A repeated key gets a number.
+    If the handler gave a key, this key is used. Otherwise the key is made from the content of the question, not from
+    its position, because questions asked at the same time can come in any order. A repeated key gets a number.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")
@@ -183,7 +183,7 @@ class Keys:
         self._uses: Counter[str] = Counter()
 
     def name(self, explicit: str | None, question_digest: str) -> str:
-        """Return a key for the next question, which is unique in this run."""
+        """Return a key for the next question, unique in this run. `explicit` is the key that the handler gave."""
         base = explicit if explicit is not None else f"ask-{question_digest[:10]}"
         while True:
             self._uses[base] += 1
@@ -207,7 +207,7 @@ _REMEDY = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe
 
 
 class StateRefused(InvalidParams):
-    """The error for a refused `requestState`. Its text is always the same, so that it reveals nothing to a client."""
+    """A `requestState` is refused. The message is always the same, so that it tells a client nothing about why."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -216,9 +216,9 @@ class StateRefused(InvalidParams):
 
 
 class KeyRing:
-    """The secrets that encrypt state. The first one encrypts; all of them can decrypt.
+    """The secrets that encrypt and decrypt state. The first secret encrypts; every secret can decrypt.
 
-    Workers with the same secrets can continue each other's calls. To rotate secrets, put the new one first on all
+    Workers with the same secrets can continue each other's calls. To rotate secrets, put the new secret first on all
     workers, and remove the old one when all states that it encrypted have expired. Nonces are random, so one secret is
     safe for about 2**32 states.
 
@@ -253,7 +253,9 @@ class KeyRing:
 
     @classmethod
     def from_environment(cls, value: str) -> KeyRing:
-        """Return a key ring from an environment variable: secrets separated by commas, the one that encrypts first.
+        """Return a key ring from the value of an environment variable: secrets separated by commas.
+
+        The first secret encrypts.
 
         >>> KeyRing.from_environment("the newer secret of two, the older secret of two")
         <KeyRing of 2>
@@ -265,7 +267,7 @@ class KeyRing:
         return [_derive(secret) for secret in self._secrets]
 
     def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
-        """Return an encrypted token, which opens only with the same binding and before `expires` (in Unix seconds).
+        """Return `payload` as an encrypted token. `open` needs the same binding, and a time before `expires`.
 
         Raises UsageError if the token would be longer than `max_bytes`, because `open` would refuse it.
         """
@@ -282,7 +284,10 @@ class KeyRing:
         return token
 
     def open(self, token: str, *, binding: bytes, now: int, max_bytes: int = _MAX_BYTES) -> bytes:
-        """Return the payload of a token; raise StateRefused unless `seal` made it for this binding, and in time."""
+        """Return the payload of a token. Raises StateRefused if the token was changed, is too long, or has expired.
+
+        Raises StateRefused also if `seal` made the token with another binding, or with a secret not in this ring.
+        """
         if len(token) > max_bytes:
             raise StateRefused
         data = _decode(token)
@@ -297,9 +302,9 @@ class KeyRing:
         return payload
 
     def is_foreign(self, token: str) -> bool:
-        """Return True if a token seems to be encrypted with a key that is not in this ring.
+        """Return True if a token seems to be encrypted with a secret that is not in this ring.
 
-        Any client can invent such a token, so this is only good for a log message.
+        Any client can invent such a token, so use the result only for a log message.
         """
         try:
             data = _decode(token)
@@ -323,9 +328,9 @@ class KeyRing:
 
 
 def binding(principal: str | None, method: str, name: str, arguments: bytes | None, *, server: str = "") -> bytes:
-    """Return a digest of the principal (None: unknown), the request and the server.
+    """Return a digest of the principal (None: unknown), the request and the server, to which a state is bound.
 
-    Arguments that are the same JSON give the same digest, even if their bytes differ.
+    If the arguments are the same JSON value, the digest is the same, even if their bytes differ.
 
     >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
     >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
@@ -347,7 +352,7 @@ def _canonical(arguments: bytes) -> bytes:
 
 
 def _derive(secret: bytes) -> tuple[bytes, AESGCM]:
-    """Return the key id and the cipher for a secret. Both are derived from it, so the id reveals nothing about it."""
+    """Return the key id and the cipher for a secret. A one-way function derives both, so the id does not reveal it."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -361,7 +366,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """Return the bytes of a token; raise StateRefused unless it is spelled exactly as `_encode` does it."""
+    """Return the bytes of a token; raise StateRefused if `_encode` would write these bytes in another way."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):

@@ -32,10 +32,10 @@ class Revision(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One method: the type of its params, and when it is offered.
+    """One method: its name, the type of its params, and the capability that it needs.
 
-    `mirrored` is the param that the header `Mcp-Name` repeats. `capability` is the server capability that the method
-    belongs to; None if every server offers the method.
+    `mirrored` is the param that the header `Mcp-Name` repeats, if any. `capability` is the server capability that the
+    method belongs to, or None if every server offers the method.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Method:
 
     @cached_property
     def decode(self) -> Any:
-        """Return a function that decodes bytes into params."""
+        """A function that decodes bytes into the params of this method."""
         return msgspec.json.Decoder(self.params).decode
 
 

@@ -1,6 +1,6 @@
-"""Check the messages of a conversation with a model that may use tools. Client and server use these rules.
+"""Check the messages of a conversation with a model that may use tools. Client and server use these functions.
 
-Each function returns a sentence about the first error, or None. The caller chooses the exception.
+Each function returns a sentence about the first error, or None if there is no error. The caller raises the exception.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BLOCKS = get_args(SamplingContent)
 
 
 def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
-    """Return what is wrong with a conversation, or None.
+    """Return what is wrong with a conversation, or None if nothing is wrong.
 
-    The message after a tool use must consist of the results of all its tool uses, and nothing else.
+    If a message uses tools, the next message must contain one result for each tool use, and nothing else.
     """
     open_uses: set[str] = set()
     for message in messages:
@@ -46,7 +46,7 @@ def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
 
 
 def fault_of_answer(asked: CreateMessageParams, answer: CreateMessageResult) -> str | None:
-    """Return what is wrong with an answer, or None.
+    """Return what is wrong with the answer of a model, or None if nothing is wrong.
 
     An answer must have the role `assistant`, use only tools of the request, and contain no tool results.
     """

@@ -5,8 +5,8 @@ draft-04. Nothing is fetched from the network: the target of a `$ref` must be in
 
 The engine (jsonschema-rs) cannot be interrupted, so its work is limited in advance, to about 250 ms. Size and depth of
 a schema are limited, and its regular expressions run in linear time. An upper bound of the work for one value is
-computed from the schema. This bound times the number of values has a limit, because recursive references, or many
-options for many values, could otherwise take very long.
+computed from the schema, and multiplied by the number of values. This product is limited, because recursive references,
+or many options for many values, could otherwise take very long.
 
 Schemas that Weft makes from signatures are not checked in this way.
 """
@@ -73,11 +73,11 @@ _LISTED = (
 
 
 class SchemaError(ValueError):
-    """The error for a schema that cannot be used. The text says why, and what to do."""
+    """A schema cannot be used. The message says why, and what to do."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem of a value that does not fit its schema: the path to the wrong part, and a sentence about it."""
+    """One reason why a value does not match its schema: the path to the wrong part, and a sentence about it."""
 
     path: tuple[str | int, ...]
     message: str
@@ -97,7 +97,10 @@ class Validator:
         self._cost = None if _is_small(schema) else _Cost(schema)
 
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
-        """Return the problems of a value of plain JSON types, at most `limit`. The texts never show the value."""
+        """Return why a value does not match the schema: at most `limit` problems, or an empty list if it matches.
+
+        The value must consist of plain JSON types. The messages never show the value.
+        """
         try:
             work = 0 if self._cost is None else self._cost.measure(value)
             if work > _MAX_WORK:
@@ -173,7 +176,7 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
 
 
 def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a schema that Weft made; for a `$ref`, return its target under `$defs` of the root.
+    """Return a part of a schema, or the target of its `$ref` under `$defs` of `root`. Only for schemas of Weft.
 
     >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
     {'enum': ['red']}
@@ -185,7 +188,7 @@ def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the members of a union in a schema that Weft made, or the part itself if it is not a union.
+    """Yield the members of a union, or the part itself if it is not a union. Only for schemas that Weft made.
 
     >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
     [{'type': 'null'}, {'type': 'string'}]
@@ -303,9 +306,9 @@ def _shown(value: Any) -> str:
 class _Cost:
     """Computes an upper bound of the engine's work for one value in an instance.
 
-    The bound depends on the schema and on the depth of the instance. Parts of the schema that check the same value are
-    added up, and so are parts that check every member. Of parts that each check one certain member, only the most
-    expensive one counts.
+    The bound depends on the schema and on the depth of the instance. The work of all parts of the schema that check the
+    same value is added up, and so is the work of parts that check every member of an array or object. Of the parts that
+    each check one certain member, such as the properties, only the most expensive one counts.
     """
 
     __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
@@ -331,14 +334,14 @@ class _Cost:
             raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
     def measure(self, value: Any) -> int:
-        """Return an upper bound of the work to check a value. A number above `_MAX_WORK` means too much."""
+        """Return an upper bound of the work to check a value. A result above `_MAX_WORK` is too much work."""
         self._left = _MAX_PARTS
         data = msgspec.json.encode(value)
         values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
         return values * self._cost_at(self.schema, _depth(value))
 
     def _cost_at(self, part: Any, depth: int) -> int:
-        """Return the work of a part of the schema for one value in an instance with this depth."""
+        """Return the work of the schema part `part` for one value, which contains `depth` nested levels."""
         self._left -= 1
         if self._left < 0:
             return _MAX_WORK + 1
@@ -358,7 +361,10 @@ class _Cost:
         return cost
 
     def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
-        """Return the work for one member of an array or an object."""
+        """Return the work of `parts` for one member of an array or object: the most expensive one.
+
+        `keywords` are the schema keywords whose subschemas check members.
+        """
         everywhere, by_place = 0, Counter[str | int]()
         for part in parts:
             for keyword in keywords & part.keys():
@@ -376,7 +382,10 @@ class _Cost:
         return everywhere + max(by_place.values(), default=0)
 
     def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return a part and all parts that check the same value with it, each as often as the engine evaluates it."""
+        """Return `first` and all parts that check the same value.
+
+        If the engine evaluates a part several times, the list contains it several times.
+        """
         if (known := self._together.get(id(first))) is not None:
             self._left -= len(known)
             return known
@@ -401,7 +410,7 @@ class _Cost:
         return found
 
     def _resolve(self, reference: str) -> list[Any]:
-        """Return all parts that a reference may mean, for every base URI that it could be relative to."""
+        """Return all parts of the schema that a reference may mean, because its base URI is not known."""
         fragment = unquote(reference.partition("#")[2])
         if not fragment:
             return self._resources
@@ -422,7 +431,7 @@ def _find(node: Any, steps: list[str]) -> Any:
 
 
 def _own_work(part: dict[str, Any]) -> int:
-    """Return the work of a part without its subschemas. Text options cost nothing, because the engine hashes them."""
+    """Return the work of a part without its subschemas. Options of an `enum` that are text cost nothing."""
     listed = [part[keyword] for keyword in _LISTED if keyword in part]
     listed += [option for option in _members(part.get("enum")) if not isinstance(option, str)]
     return sum(_NUMBER_WORK if isinstance(node, float) else 1 for node in _walk(listed))

@@ -16,8 +16,8 @@ _MAX_RETRY_DIGITS = 15
 class Event:
     """One decoded event.
 
-    `id` is the last event id of the stream, which may come from an earlier event. `retry` is the reconnection time in
-    milliseconds, if this event has one.
+    `id` is the last event id of the stream so far: of this event, or else of an earlier event. `retry` is the
+    reconnection time in milliseconds, or None if this event has none.
     """
 
     data: str
@@ -27,7 +27,7 @@ class Event:
 
 
 def encode(data: bytes, *, event: str | None = None, id: str | None = None, retry: int | None = None) -> bytes:
-    r"""Return one encoded event. Raises ValueError for a line break in `event` or `id`, or a NUL in `id`.
+    r"""Return one encoded event. Raises ValueError if `event` or `id` has a line break, or `id` has a NUL.
 
     >>> encode(b'{"a":1}', id="7")
     b'id: 7\ndata: {"a":1}\n\n'
@@ -57,9 +57,9 @@ def _one_line(field: str, text: str) -> bytes:
 class Decoder:
     r"""An incremental decoder of an event stream.
 
-    `last_event_id` is the id to resume after. `retry` is the reconnection time in milliseconds that the peer sent last.
-    Both can change without a complete event. `feed` raises ValueError if an event exceeds `max_event_bytes`; the caller
-    must then close the stream.
+    `last_event_id` is the id after which the stream can be resumed. `retry` is the reconnection time that the peer sent
+    last, in milliseconds. Both can change even if `feed` returns no event. `feed` raises ValueError if an event exceeds
+    `max_event_bytes`; the caller must then close the stream.
 
     >>> decoder = Decoder()
     >>> decoder.feed(b"data: on"), decoder.feed(b"e\n\n")

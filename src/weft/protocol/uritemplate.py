@@ -2,20 +2,20 @@
 
 The RFC does not define matching. These are the rules of Weft:
 
-- A variable matches at least one character. From left to right, each matches as much as possible, so that the rest of
-  the template still matches.
-- `{var}` matches only unreserved and percent-encoded characters, so never `/`. `{+var}` also matches reserved ones,
-  except those of `?`, `&`, `;` and `#` with which a later expression of the template begins.
-- `{.var}` and `{/var}` are required, with all their variables. `{.var*}`, `{/var*}` and `{var*}` give a list.
+- A variable matches at least one character. From left to right, each variable matches as much as possible, as long as
+  the rest of the template still matches.
+- `{var}` matches only unreserved and percent-encoded characters, so never `/`. `{+var}` also matches reserved
+  characters, except `?`, `&`, `;` or `#` if a later expression of the template begins with this character.
+- `{.var}` and `{/var}` are required, with all their variables. `{.var*}`, `{/var*}` and `{var*}` match a list.
 - `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order. Each name is optional. A URI with another name does not
-  match. Only the name in `{?a*}` may be repeated (a list). `{#var}` is optional, too. The result has no entry for
-  variables without a value.
+  match. A name may be repeated only with `*`, as in `{?a*}`; its value is a list. `{#var}` is optional, too. Variables
+  without a value are not in the result.
 - `{var:3}` matches at most three characters. A variable that is used twice must have the same value.
 - Values are percent-decoded exactly once, as UTF-8, and then checked (see `UriTemplate.match`).
 
 Matching takes time linear in the length of the URI: one backward pass for each expression finds where it can end, then
-one forward pass chooses. There is no backtracking. A regular expression without backtracking is tried first, because it
-rejects most URIs of other templates much faster.
+one forward pass chooses an end for each. There is no backtracking. A regular expression without backtracking is tried
+first, because it rejects most URIs that do not match much faster.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Expression(msgspec.Struct, frozen=True):
 
 
 class _Taker(msgspec.Struct, frozen=True):
-    """One expression in a form for matching: it matches `first` of its operator, then one or more of `chars`."""
+    """One expression, prepared for matching: it matches `first` of its operator, then one or more of `chars`."""
 
     operator: str
     variables: tuple[_Variable, ...]
@@ -90,7 +90,7 @@ class UriTemplate:
     """A URI template.
 
     Raises ValueError if `text` is not a template, or if two expressions stand side by side, so that a match cannot tell
-    where the first one ends. With `matching=False`, for a template that is only expanded, the latter is allowed.
+    where the first one ends. Give `matching=False` to allow such expressions in a template that is only expanded.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -115,7 +115,7 @@ class UriTemplate:
 
     @property
     def shape(self) -> str:
-        """Return the template with numbers instead of variable names; templates of one shape match the same URIs.
+        """The template with numbers instead of variable names. Templates with the same shape match the same URIs.
 
         Names that appear in URIs, as in `{?q}`, are kept.
 
@@ -128,7 +128,7 @@ class UriTemplate:
 
     @property
     def lists(self) -> frozenset[str]:
-        """Return the variables whose match is a list: `{name*}`."""
+        """The names of the variables whose value after a match is a list: `{name*}`."""
         variables = (var for part in self._parts if isinstance(part, _Expression) for var in part.variables)
         return frozenset(var.name for var in variables if var.explode)
 
@@ -167,18 +167,18 @@ class UriTemplate:
         return _reconcile(found)
 
     def is_safe(self, name: str, value: str) -> bool:
-        """Return whether a decoded value is safe for a variable, for example no path traversal.
+        """Return whether a decoded value is safe for the variable `name`. For example, a path traversal is not safe.
 
-        A program may decode the value again, so it is checked after percent-decoding it repeatedly, and after replacing
-        look-alikes such as full-width dots. These values are not safe:
+        A program may decode the value again, so the value is percent-decoded repeatedly before the check. Look-alikes
+        such as full-width dots are replaced. A value is not safe if it contains:
 
-        - a NUL, or a segment `..`, also one before a `;` or with invisible characters in it
+        - a NUL, or a segment `..`, also if a `;` follows or invisible characters are in it
         - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
           invisible (except joiners, which are part of words)
-        - for `{+var}`: the beginning of an absolute path or a URL, unless the variable is the whole URI
-        - for other variables outside of query and fragment: a `/`, or the value `.`
+        - for `{+var}`: at its beginning an absolute path or a URL, unless the template begins with an expression
+        - for other variables outside of query and fragment: a `/`, or only a `.`
 
-        If the template has no such variable, the result is True.
+        If the template has no variable `name`, the result is True.
 
         >>> template = UriTemplate("docs://{+path}")
         >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
@@ -266,7 +266,7 @@ def _expand_expression(expression: _Expression, values: Mapping[str, object]) ->
 
 
 def _expand_variable(operator: _Operator, var: _Variable, value: object) -> list[str]:
-    """Return the pieces of text for a variable, or an empty list if it has no value."""
+    """Return the expansion of a variable as a list of pieces, which is empty if the variable has no value."""
 
     def encode(text: str) -> str:
         return _encode(text, reserved=operator.reserved)
@@ -334,7 +334,10 @@ def _scalar(name: str, value: object) -> str:
 
 
 def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
-    """Return the leading literal, and the parts after it in a form for matching."""
+    """Return the literal at the beginning of a template, and the parts after it, prepared for matching.
+
+    Raises ValueError if two expressions stand side by side.
+    """
     takers: list[str | _Taker] = []
     for index, part in enumerate(parts):
         previous = takers[-1] if takers else None
@@ -366,10 +369,10 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 
 
 def _outline(takers: list[str | _Taker]) -> str:
-    """Return a regular expression without backtracking that matches every URI of a template, after its head.
+    """Return a regular expression without backtracking that matches every URI of a template, after its first literal.
 
-    It is exact up to the first expression that may end in the middle of a run of its characters. After that it only
-    checks that the literals occur in their order.
+    It may match other URIs too. It is exact up to the first expression that is optional, or that may be followed by one
+    of its own characters. After that it only checks that the literals occur in this order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -432,7 +435,7 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """Return where a literal can begin and end, so that the parts to the right can match."""
+    """Return where a literal can begin and end in a URI, so that the parts to its right still match."""
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
@@ -444,7 +447,7 @@ def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
-    """Return where an expression can begin, and the last position where it can then end."""
+    """Return where an expression can begin in a URI, and for each beginning the last position where it can end."""
     first = _OPERATORS[taker.operator].first
     if taker.operator in _OPTIONAL:
         ends = [place if can else -1 for place, can in enumerate(can_end)]
@@ -469,7 +472,10 @@ def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _last_end(uri: str, can_end: bytearray, start: int, stop: int) -> int:
-    """Return the last position in a run where an expression can end, but not inside a percent-encoded character."""
+    """Return the last position between `start` and `stop` where an expression can end, or -1 if there is none.
+
+    An expression cannot end inside a percent-encoded character.
+    """
     end = can_end.rfind(1, start + 1, stop + 1)
     while end >= 0 and "%" in uri[max(0, end - 2) : end]:
         end = can_end.rfind(1, start + 1, end)
@@ -480,7 +486,7 @@ _Pairs = list[tuple[_Variable, list[str]]]
 
 
 def _by_place(taker: _Taker, text: str) -> _Pairs | None:
-    """Return the values of an expression's variables by position, or None if there are too few or too many."""
+    """Assign the values in a matched text to variables by their order; None if there are too few or too many values."""
     variables = taker.variables
     if len(variables) == 1 and not variables[0].explode:
         return [(variables[0], [text])]
@@ -503,7 +509,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
 
 
 def _by_name(taker: _Taker, text: str) -> _Pairs | None:
-    """Return the values of an expression's variables by name, or None if a name is unknown or repeated."""
+    """Assign the values in a matched text to variables by name; None if a name is unknown, or repeated without `*`."""
     variables = {var.name: var for var in taker.variables}
     found: dict[str, list[str]] = {}
     for piece in text.split(_OPERATORS[taker.operator].separator):
@@ -534,7 +540,7 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _without_invisible(text: str) -> str:
-    """Return a text without invisible characters. Some programs ignore them, and would then read `..`."""
+    """Return a text without invisible characters, because some programs ignore these, and would read `..`."""
     return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
@@ -544,7 +550,7 @@ def _steers(char: str) -> bool:
 
 
 def _plain(value: str) -> str:
-    """Return a value as a program would read it that decodes it again, perhaps several times."""
+    """Percent-decode a value until nothing is encoded, and replace look-alikes. After too many rounds, return `..`."""
     for _ in range(_MOST_DECODED):
         if not _TRIPLET.search(value):
             return value if value.isascii() else unicodedata.normalize("NFKC", value)
@@ -553,7 +559,10 @@ def _plain(value: str) -> str:
 
 
 def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:
-    """Return one value per variable; None if a variable has two values, or a value longer than its prefix allows."""
+    """Return the value of each variable, by name; None if a variable has two different values.
+
+    The result is None also if a value is longer than its prefix, such as 3 in `{var:3}`, allows.
+    """
     values: dict[str, str | list[str]] = {}
     for var, value in found:
         if var.prefix is None and values.setdefault(var.name, value) != value:
