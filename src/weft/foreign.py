@@ -40,7 +40,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def attribute_of(thing: object, name: str) -> Any:
-    """Raise the AttributeError for a missing attribute. If another SDK has this name, the message says Weft's name."""
+    """Raise the AttributeError for a missing attribute. If another SDK has this name, the message says what to use."""
     kind = type(thing)
     for one in kind.__mro__:
         if meant := _NAMES.get(one.__name__, {}).get(name):

@@ -1,9 +1,9 @@
 """Decode and encode JSON-RPC messages, check the bounds of incoming JSON, and split a stream of bytes into lines.
 
 `decode` is the only parser of incoming messages, for all transports. It decodes the frame and leaves `params` as raw
-bytes, which are decoded later with the type of the method. `decode` also checks these raw bytes: they
-contain no lone surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the
-strings; nesting and digits are checked here.)
+bytes, which are decoded later with the type of the method. `decode` also checks these raw bytes: they contain no
+lone surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the strings;
+nesting and digits are checked here.)
 """
 
 from __future__ import annotations

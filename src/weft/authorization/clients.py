@@ -1,8 +1,9 @@
 """Find the clients of the authorization server: configured, described by a metadata document, or self-registered.
 
-Registration (RFC 7591) is open to everyone, so it is limited. Each address may have only a limited number
-of unused clients, which were never given a token. If there are too many unused clients in total, the oldest one of the
-address with the most unused clients is deleted. A client that was given a token is never deleted to make room.
+Registration (RFC 7591) is open to everyone, so it is limited. Each address may register only a limited number of
+clients that are not used, which means that they were never given a token. If there are too many unused clients in
+total, the address with the most unused clients loses its oldest one. A client that was given a token is never deleted
+to make room.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _MOST_TEXT = 200
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client of the authorization server.
 
-    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are the
-    scopes that it may request (default: all scopes of the server). A program that acts for itself, not for a user, has
-    the grant type `CLIENT_CREDENTIALS`:
+    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are the scopes that it
+    may request (default: all scopes of the server). A program that acts for itself, not for a user, has the grant type
+    `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
 
@@ -127,7 +128,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def _same_but_port(registered: str, given: str) -> bool:
-    """Return whether both are http loopback URIs, equal except for the port, which native apps choose (RFC 8252)."""
+    """Return whether both are http loopback URIs, equal except for the port, which a native app chooses (RFC 8252)."""
     if not is_safe_url(given):
         return False
     one, other = urlsplit(registered), urlsplit(given)
@@ -155,7 +156,7 @@ class Clients:
         return client.client_id in self._by_id
 
     async def find(self, client_id: str) -> RegisteredClient | None:
-        """Return the client with this id, or None."""
+        """Return the client with this id, or None if there is none."""
         known = self._by_id.get(client_id)
         if known is not None:
             return known
@@ -190,7 +191,7 @@ class Clients:
         return client
 
     async def _fetch(self, url: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Fetch a document, and return it with the headers of the response. Only some fetches run at the same time.
+        """Fetch a document, and return it with the headers of the response. Few fetches run at the same time.
 
         Raises OAuthError if too many fetches wait already, and FetchFailed if there is no JSON object.
         """
@@ -275,7 +276,7 @@ def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
 
 
 def _texts(value: object) -> list[str] | None:
-    """Return the value if it is a list of strings, or None."""
+    """Return `value` if it is a list of strings; otherwise None."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
         return None
     return cast("list[str]", value)
@@ -305,7 +306,7 @@ class Registrations:
         self._unused: dict[str, _Unused] = {}  # by key in the store, the oldest first
 
     async def find(self, client_id: str) -> RegisteredClient | None:
-        """Return the client with this id, or None."""
+        """Return the client with this id, or None if there is none."""
         key = digest(client_id)
         record = await self._store.get(f"client:{key}") or await self._store.get(f"new-client:{key}")
         return None if record is None else msgspec.json.decode(record, type=RegisteredClient)

@@ -1,7 +1,7 @@
 """Serve the endpoints of the authorization server: authorization (with its login page), token and introspection.
 
 The login page contains the authorization request, encrypted and bound to a cookie of the browser. So another site
-cannot make the browser consent, and the page cannot be shown in a frame. Only an authenticated client may ask about
+cannot make the browser consent. The page cannot be shown in a frame. Only an authenticated client may ask about
 tokens, and only about tokens for its own resources.
 """
 
@@ -333,7 +333,7 @@ class TokenEndpoint:
         self._ways = {grant: ways[grant] for grant in server.grant_types}
 
     async def answer(self, request: WebRequest) -> WebResponse:
-        """Answer a token request."""
+        """Answer a token request with tokens; raise OAuthError if the request is refused."""
         fields = await request.form()
         client = await self._authentication.find(request, fields)
         kind = fields.get("grant_type")

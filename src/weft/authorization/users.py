@@ -88,7 +88,7 @@ def _derive(password: str, salt: bytes) -> bytes:
 
 
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
-    """Call a function of the program, and return its result, the subject; None if the result is not text.
+    """Call a function of the program, and return the subject that it returns; None if the result is not text.
 
     If the function raises an exception, OAuthError is raised. Only the type of the exception is logged, because its
     text may contain a password or a token.
@@ -142,8 +142,8 @@ class Users:
         """Check a password; return the subject of the user, or None if the name or the password is wrong.
 
         Raises TooManyTries after too many wrong passwords for one name from one address, or if too many checks wait. If
-        there are many tries for one name from all addresses, the checks for this name are slowed down, except from
-        addresses where this name has logged in before.
+        there are many tries for one name, counted for all addresses, its checks are slowed down. Addresses where this
+        name has logged in before are not slowed down.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None

@@ -17,7 +17,7 @@ TOKEN_INFO = "weft.token_info"  # noqa: S105 - key of the ASGI scope in which an
 
 
 class Refusal(WeftError):
-    """An HTTP request is refused with this status, before its body is decoded as a message."""
+    """An HTTP request is refused with `status`, before its body is decoded as a message."""
 
     def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
         super().__init__(message)

@@ -63,7 +63,9 @@ def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether `read_url` accepts a URL, and it has no fragment and only characters that all programs read alike.
+    """Return whether a URL is accepted by `read_url`, and every program reads it in the same way.
+
+    Such a URL has no fragment, and only characters that are never ambiguous.
 
     >>> is_safe_url("https://auth.example.com/t"), is_safe_url("http://auth.example.com"), is_safe_url("http://[::1]:9/")
     (True, False, True)

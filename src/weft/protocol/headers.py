@@ -215,10 +215,10 @@ class Mirror(msgspec.Struct, frozen=True):
 
 
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
-    """Return the arguments that an inputSchema annotates with `x-mcp-header`; raise ValueError if one is wrong.
+    """Return the arguments that an inputSchema annotates with `x-mcp-header`.
 
-    The `type` of an annotated property must be one primitive type. Clients ignore tools that have a list of types, an
-    `anyOf` or a `$ref` there.
+    Raises ValueError if an annotation is wrong. The `type` of an annotated property must be one primitive type. Clients
+    ignore tools that have a list of types, an `anyOf` or a `$ref` there.
 
     >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
     b'mcp-param-region'

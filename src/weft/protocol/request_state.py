@@ -269,7 +269,8 @@ class KeyRing:
     def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
         """Return `payload` as an encrypted token. `open` needs the same binding, and a time before `expires`.
 
-        Raises UsageError if the token would be longer than `max_bytes`, because `open` would refuse it.
+        `expires` is in Unix seconds. Raises UsageError if the token would be longer than `max_bytes`, because `open`
+        would refuse it.
         """
         key_id, cipher = self._keys[0]
         nonce = os.urandom(12)

@@ -15,7 +15,7 @@ The RFC does not define matching. These are the rules of Weft:
 
 Matching takes time linear in the length of the URI: one backward pass for each expression finds where it can end, then
 one forward pass chooses an end for each. There is no backtracking. A regular expression without backtracking is tried
-first, because it rejects most URIs that do not match much faster.
+first, because it rejects most other URIs much faster.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class UriTemplate:
         - a NUL, or a segment `..`, also if a `;` follows or invisible characters are in it
         - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
           invisible (except joiners, which are part of words)
-        - for `{+var}`: at its beginning an absolute path or a URL, unless the template begins with an expression
+        - for `{+var}`: an absolute path or a URL at its beginning, unless the template begins with an expression
         - for other variables outside of query and fragment: a `/`, or only a `.`
 
         If the template has no variable `name`, the result is True.

@@ -172,7 +172,7 @@ class Authorizer:
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _has_logged_in(self, state: _ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
-        """Return whether another request has obtained a token with the `lacking` scopes. Wait for a running login.
+        """Return whether another request has obtained a token with the `lacking` scopes; if a login is running, wait.
 
         `lacking` is compared with the requested scopes of that token, not with the granted scopes, because the
         authorization server may use other names for what it grants. If a login failed after the request was sent, its

@@ -1,9 +1,9 @@
 """Read the challenges of a server, find its authorization server, and get a client id there.
 
 Discovery and registration yield HTTP requests; the caller sends them. A metadata document is refused if its resource is
-another server, or if its issuer is another one than expected. If a server publishes no metadata, its own origin is
-taken as the authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used
-only at the issuer that it was registered with.
+another server, or if it does not name the expected issuer. If a server publishes no metadata, its own origin is taken
+as the authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used only at
+the issuer that it was registered with.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def canonical(url: str) -> str:
 
 
 def resource_fits(resource: str, server_url: str) -> bool:
-    """Return whether a published resource covers this server: it is the server's URL, or a parent path of it.
+    """Return whether the URL `resource` covers a server: it is the URL of the server, or a parent path of that URL.
 
     >>> resource_fits("https://a.example", "https://a.example/mcp")
     True

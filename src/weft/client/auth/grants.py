@@ -163,7 +163,7 @@ def server_key(server_url: str) -> str:
 
 
 async def _keep_token(token: Token, context: LoginContext) -> None:
-    """Store a token, and store under the server's URL which token it uses."""
+    """Store a token, and store for the server of `context` that it uses this token."""
     await context.keep_record(token_key(token.issuer, token.resource), token)
     await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
 

@@ -63,7 +63,7 @@ class BearerToken:
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Raise AuthorizationFailed if the server refused the token; return False if it refused something else."""
+        """Raise AuthorizationFailed if the server refused the token; return False if there was another reason."""
         challenges = read_challenges(refusal.headers)
         if refusal.status != 401 and not any(one.error for one in challenges):
             return False

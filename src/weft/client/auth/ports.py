@@ -155,7 +155,7 @@ class LoginContext:
             return await storage.get(key)
 
     async def keep(self, key: str, value: bytes | None) -> None:
-        """Store a value under a key; if the value is None, delete the key. If the storage fails, keep it in memory."""
+        """Store a value under a key; if the value is None, delete the key. If the storage fails, use memory instead."""
         storage, unkept = self._ports.storage, self._ports.unkept
         try:
             await storage.put(key, value)
@@ -204,7 +204,7 @@ class LoginContext:
                 await stack.aclose()
 
     async def call(self, function: Callable[[], Any], name: str) -> Any:
-        """Call a sync or async function of the program, and return its result. Error messages call it `name`."""
+        """Call a sync or async function of the program, and return its result. `name` names it in errors."""
         with _explained(f"The function given as `{name}` failed"):
             result = function()
             return await result if inspect.isawaitable(result) else result
@@ -222,7 +222,7 @@ def _explained(what: str) -> Generator[None]:
 
 
 def _named(error: Exception) -> str:
-    """Describe an exception by its type, without its text, which may contain a code or a token."""
+    """Describe an exception, usually only by its type, because its text may contain a code or a token."""
     if isinstance(error, AuthorizationFailed):
         return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror is not None:
@@ -428,7 +428,7 @@ class FunctionRedirect:
 
 
 class LoopbackRedirect:
-    """A redirect to a local port: opens the browser, and listens on 127.0.0.1 for the end of the login.
+    """A redirect to a local port. It opens the browser, and listens on 127.0.0.1 for the end of the login.
 
     `port` 0 takes any free port, which authorization servers should allow (RFC 8252). If yours does not, give the port
     that is registered there. `open_browser` is called with the URL; if it returns False, `tell` is called with the URL,

@@ -40,7 +40,7 @@ class Storage(Protocol):
     """
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key, or None if there is none."""
         ...
 
     async def put(self, key: str, value: bytes | None) -> None:
@@ -55,7 +55,7 @@ class MemoryStorage:
         self._kept: dict[str, bytes] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key, or None if there is none."""
         return self._kept.get(key)
 
     async def put(self, key: str, value: bytes | None) -> None:
@@ -86,7 +86,7 @@ class FileStorage:
         return f"FileStorage({self._shown!r})"
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key, or None if there is none."""
         entries = await asyncio.to_thread(self._locked_read)
         value = entries.get(key)
         return None if value is None else value.encode()
@@ -217,7 +217,7 @@ class KeyringStorage:
         self._service = service
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key, or None if there is none."""
         return await asyncio.to_thread(self._get, _name(key))
 
     async def put(self, key: str, value: bytes | None) -> None:

@@ -106,7 +106,7 @@ class Token:
         return list(dict.fromkeys([*self.asked, *self.granted]))
 
     def lacks(self, scopes: Iterable[str]) -> bool:
-        """Return True if the issuer did not grant at least one of `scopes`."""
+        """Return whether at least one of `scopes` was not granted."""
         return not set(scopes) <= set(self.granted)
 
     def is_expired(self, now: float) -> bool:
@@ -114,7 +114,7 @@ class Token:
         return self.expires_at is not None and now >= self.expires_at
 
     def is_due(self, now: float) -> bool:
-        """Return whether the token has to be renewed, because it has expired or is about to.
+        """Return whether the token has to be renewed, because it has expired or will expire soon.
 
         >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
         >>> token.is_due(1001), token.is_due(1001.5)
@@ -283,7 +283,7 @@ def _algorithms(key: Any) -> tuple[str, ...]:
 class TokenRefusal(AuthorizationFailed):
     """A refusal by the token endpoint.
 
-    `code` is the OAuth error code. `is_final` says that the same request would be refused again.
+    `code` is the OAuth error code. `is_final` is True if the same request would be refused again.
     """
 
     def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
@@ -458,7 +458,7 @@ class TokenClient:
 
 
 def _seconds(document: Mapping[str, Any]) -> float | None:
-    """Return the lifetime of a token in seconds, or None if the response has no valid one. It may be text."""
+    """Return the lifetime of a token in seconds, or None if it is not valid. Some servers send it as text."""
     given: Any = document.get("expires_in")
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
         given = int(given)
