@@ -146,7 +146,7 @@ class ServerEra(Protocol):
         ...
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True if log messages of `level` are sent to a client that asked for messages from `minimum` on."""
+        """Return True if log messages of `level` are sent to a client that asked for the level `minimum`."""
         ...
 
     def tells_model(self, error: ProtocolError) -> bool:
@@ -156,7 +156,7 @@ class ServerEra(Protocol):
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Return the error with the code and the HTTP status that it has in this era.
 
-        `opened` is True if the request could be read, so that the error came later.
+        `opened` is True if the request could be read, and the error occurred later.
         """
         ...
 

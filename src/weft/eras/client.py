@@ -112,7 +112,7 @@ class StatelessClient:
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return whether the code exists in this era only, so that the server speaks it, and the versions in `data`."""
+        """Return whether the code shows that the server speaks this era, and the versions that `data` names."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
@@ -123,7 +123,7 @@ class StatelessClient:
         return code is None and status in (400, 404, 405)
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for -32602: only the URI can be wrong in a read. Also for -32002, the code of the session era."""
+        """Return True for -32602 (wrong params: a read has only a URI), and for -32002, the code of the session era."""
         return code in (-32602, -32002)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
@@ -154,7 +154,7 @@ class StatelessClient:
         return {**params, "_meta": meta}
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the headers that repeat the version, the method and the name of the body."""
+        """Return the headers that repeat the version, the method and the name from the body."""
         headers = {"MCP-Protocol-Version": self.version}
         if method is not None:
             headers["Mcp-Method"] = method
@@ -255,7 +255,7 @@ class SessionClient:
         return SessionClient((version,), is_agreed=True, session=session)
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return the versions in `data`. The code shows nothing: no code exists in this era only."""
+        """Return the versions that `data` names. No code shows that the server speaks this era."""
         return RefusalVerdict(is_ours=False, supported=named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:

@@ -179,7 +179,7 @@ class SessionServer:
         return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read the handshake, or a ping before it. Raises InvalidRequest for other requests, and a second handshake."""
+        """Read the handshake, or a ping before it. Raises InvalidRequest for a second handshake, or another request."""
         name = frame.method
         assert isinstance(name, str)
         if name == HANDSHAKE:

@@ -176,7 +176,7 @@ def _structure_if_object(result: _Structured) -> _Structured:
 
 
 def _object_schemas(tool: Tool) -> Tool:
-    """Return a tool without an output schema that is no object, and with `{}` for a property whose schema is `true`."""
+    """Return the tool without an output schema that is no object. Boolean schemas of properties become objects."""
     changes: dict[str, Any] = {}
     if tool.output_schema is not None and tool.output_schema.get("type") != "object":
         changes["output_schema"] = None

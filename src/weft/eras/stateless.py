@@ -176,8 +176,8 @@ class StatelessServer:
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
         """Raise the error for a request that could not be read: the error of the first check that fails.
 
-        The version is read separately, because a request of another revision may have another form of `_meta`. Its
-        error must be about the version.
+        The version is read separately, because a request of another revision may have another form of `_meta`. Then
+        the error must be about the version.
         """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
         marks = _read_marks(frame)

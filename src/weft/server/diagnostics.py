@@ -230,7 +230,7 @@ def note_refusal(error: ProtocolError) -> None:
 
 
 def shorten_tracebacks() -> None:
-    """Make Python print an uncaught `UsageError` without the frames inside Weft, and others as before."""
+    """Make Python print an uncaught `UsageError` without the frames inside Weft."""
     global _show_others
     if sys.excepthook is not _show:
         _show_others, sys.excepthook = sys.excepthook, _show
@@ -298,7 +298,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the scopes of an option without duplicates; raise UsageError if one is no scope for operations."""
+    """Return the scopes of an option without duplicates; raise UsageError if one is malformed or `offline_access`."""
     if isinstance(scopes, str):
         raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.

@@ -119,7 +119,7 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Return the decoded arguments. Middleware may change them. The changed arguments are then validated again."""
+        """Return the decoded arguments. Middleware may change them; then the tool validates the changed ones."""
         if self.raw_arguments is UNSET:
             return {}
         try:

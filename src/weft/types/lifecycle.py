@@ -64,7 +64,7 @@ class RootsCapability(Struct):
 
 
 class SamplingCapability(Struct):
-    """The client can sample from a model. If `context` or `tools` is set, it supports these parameters too."""
+    """The client can sample from a model. If `context` or `tools` is set, requests may use context or tools."""
 
     context: JsonObject | None = None
     tools: JsonObject | None = None

@@ -156,7 +156,7 @@ class Replay:
     # Questions.
 
     def asked(self) -> None:
-        """Record that a question or a `once` begins. The steps that are running now led to it: no side effects."""
+        """Record a question or a `once`. The steps that are running now led to it, so they are no side effects."""
         under_way = self._under_way()
         for step in self._steps.values():
             step.asks = step.asks or step.is_under_way(under_way)
@@ -264,7 +264,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _copies(frame: FrameType) -> dict[str, tuple[Any, Any]]:
-    """Return the arguments of a running function that can be changed and compared, each with a copy of it."""
+    """Return the arguments of a running function that can be changed and compared, each with a copy."""
     code = frame.f_code
     found: dict[str, tuple[Any, Any]] = {}
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -103,7 +103,7 @@ class UrlElicitationRequired(InputRequired):
     """Signals that the user must visit pages first. Handlers raise it.
 
     Each page is a pair of a message and a URL, or `ask_url(...)`. Depending on its protocol version, the client gets
-    questions, or an error that lists the pages. After the visits, it calls again.
+    questions, or an error that lists the pages. After the visits, the client calls again.
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
@@ -280,7 +280,7 @@ class Round(Asker):
             self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. Return True if it may be repeated: no `once` function was called."""
+        """End the round without an answer. Return True if the call may be repeated: no `once` has run."""
         self._end()  # From now on, tasks that still run cannot call a `once` function.
         return not self._once.began
 
@@ -398,7 +398,7 @@ def _open_journal(call: Call, params: InputParams) -> Journal:
 
 
 def _binding(call: Call, params: InputParams) -> bytes:
-    """Return what a state is bound to: server, caller, method, name and arguments."""
+    """Return the bytes that bind a state to its server, caller, method, name and arguments."""
     mirrored = call.envelope.method.mirrored
     name = str(getattr(params, mirrored)) if mirrored else ""  # In an extension, it may be a number.
     if isinstance(params, CallToolParams):  # The arguments as the client sent them, before any middleware.
@@ -490,7 +490,7 @@ class Channel(Asker):
             ) from None
 
     async def _send_cancellation(self, message: bytes) -> None:
-        """Send the cancellation of a question on the stream of the call, or outside if the call was cancelled."""
+        """Send the cancellation of a question on the stream of the call, or outside of a call that was cancelled."""
         call = self._call
         assert call.session is not None
         await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)

@@ -52,7 +52,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
     @property
     def principal(self) -> str:
-        """Identity of the caller as one text. It is equal only if subject, issuer and client are all equal."""
+        """Identity of the caller. Two callers are the same only if subject, issuer and client are all equal."""
         pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
         return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
 
@@ -380,7 +380,10 @@ class Connection:
         return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
 
     async def notify_complete(self, page: str) -> None:
-        """Notify the client, if it supports pages, that the user has finished on the page with the id. Never raises."""
+        """Notify the client, if it supports pages, that the user has finished on the page. Never raises.
+
+        `page` is the id of the page.
+        """
         if self.supports_pages:
             await self.notify(COMPLETE, {"elicitationId": page})
 

@@ -234,7 +234,7 @@ class Deadline:
 
 
 class _Outcome:
-    """The result or exception of a function in a thread, because a Future must not hold StopIteration or SystemExit."""
+    """Holds what a function in a thread returned or raised: a Future must not hold StopIteration or SystemExit."""
 
     __slots__ = ("error", "value")
 

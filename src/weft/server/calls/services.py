@@ -83,7 +83,7 @@ class TokenRules(Protocol):
 
     @property
     def leeway(self) -> float:
-        """Seconds by which clocks may differ: a token is accepted for so long after its expiry."""
+        """Seconds by which clocks may differ. A token is accepted for this time after its expiry."""
         ...
 
 

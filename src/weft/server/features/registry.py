@@ -396,7 +396,7 @@ class InsufficientScope(InvalidRequest):
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
-    """Raise InsufficientScope if the token of a call lacks one of `scopes`. Its challenge names all needed scopes."""
+    """Raise InsufficientScope if the token of a call lacks one of `scopes`. The challenge names all needed ones."""
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
         return
@@ -475,7 +475,7 @@ class Registry(Generic[F]):
         self._changes.publish(Change(self._kind))
 
     def _prepare(self, item: F, taken: F | None) -> None:
-        """Prepare to add `item`, which replaces `taken`, before it can be found. Subclasses override this."""
+        """Prepare to add `item`, which replaces `taken` if that is not None. Subclasses override this."""
 
     def _builder(
         self, result: Callable[..., Result], field: str, hint: CacheHint

@@ -157,7 +157,7 @@ class RegisteredTool:
         return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """Return the one parameter that gets all arguments of a tool with `input_schema=`; None if it has none."""
+        """Return the one parameter that gets all arguments of a tool with `input_schema=`, or None if it has none."""
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
             raise self._refusal(

@@ -36,8 +36,8 @@ class Busy(InternalError):
 class BodyMemory:
     """The memory of large bodies that are being read or wait in the queue, counted by peer.
 
-    A peer may use at most as much memory as remains free for others: the first peer up to half of the memory,
-    the next up to a quarter, and so on. So there is always memory for another peer.
+    A peer may use at most as much memory as remains free for others: the first peer up to half of the memory, the next
+    up to a quarter, and so on. So there is always memory for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -159,7 +159,7 @@ class Translations:
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
 
     async def translate(self, call: Call, error: BaseException) -> Result | BaseException:
-        """Return the result or error that a function returns for `error`, or `error` itself if it has no function."""
+        """Return the result or error that a function makes of `error`, or `error` itself if no function handles it."""
         error, kind = self._find(call, error)
         if kind is None:
             return error
@@ -182,7 +182,7 @@ class Translations:
     def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
         """Return the exception to translate, and the nearest of its classes that has a function.
 
-        An exception that is alone in its group is taken out of the group. The class is None if none has a function.
+        An exception that is alone in its group is taken out of the group. The class is None if no class has a function.
         """
         kind = self._class_for(call, error)
         lone = error
@@ -207,7 +207,7 @@ class Translations:
 
 
 def check_exceptions(kind: object) -> None:
-    """Raise UsageError unless `kind` is an exception class. After `@on_error` without `()`, it is a function."""
+    """Raise UsageError unless `kind` is an exception class. `@on_error` without `()` passes the function instead."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
     given = cast("Any", kind)
@@ -337,7 +337,7 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """Serves the calls of one server: a table of methods, each composed with the middleware once.
+    """Serves the calls of one server: a table of handlers by method, each wrapped in the middleware once.
 
     The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
     still set the HTTP status. If middleware has changed the params, they are checked again.
@@ -435,7 +435,7 @@ class Dispatcher:
             return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
-        """Check a call and return its handler."""
+        """Check a call and return its handler. Raises ProtocolError if the call is refused."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
             asker_of(call)  # decrypts the state, and refuses an invalid one

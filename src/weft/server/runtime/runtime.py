@@ -180,7 +180,7 @@ class Background:
         self._again: set[_Key] = set()  # functions to call once more when they have ended
 
     def start(self, option: str, fn: Callable[[Connection], Any], connection: Connection) -> None:
-        """Call `fn(connection)` in a task. `option` is the option with which the user gave `fn`, for messages.
+        """Call `fn(connection)` in a task. `option` is the option that `fn` was given to, for error messages.
 
         If `fn` still runs for this connection, it is called again when it has ended, but only once, however often
         `start` was called. So a client that repeats a notification cannot start many tasks.

@@ -259,7 +259,7 @@ _seen = _Seen()
 
 
 def guarded(core: Any) -> Any:
-    """Return the core schema with checks in all sets and mappings that need the guard; unchanged if none needs it."""
+    """Return the core schema with a check of the keys of all sets and mappings that need it; unchanged if none does."""
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def to_json_text(value: Any) -> str:
 
 
 def _check_numbers(data: bytes, value: Any) -> None:
-    """Raise Unserialisable if `data` has a number NaN or Infinity, not only these words inside a text."""
+    """Raise Unserialisable if a number in `data` is NaN or infinite. Inside a text, these words are allowed."""
 
     def refuse(_: str) -> NoReturn:
         place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))
@@ -235,7 +235,7 @@ def check_text(value: str) -> str:
 
 
 def refuse_unawaited(value: Any, place: _Place = ()) -> None:
-    """Raise Unserialisable if `value` is a coroutine, and close it, so that Python does not warn as well."""
+    """Raise Unserialisable if `value` is a coroutine. Close the coroutine, so that Python does not warn as well."""
     if isinstance(value, CoroutineType):
         coroutine = cast("CoroutineType[Any, Any, Any]", value)
         coroutine.close()
