@@ -5,8 +5,8 @@ the connection remembers it; in the *stateless era* every request introduces its
 question that follows from this difference. It never awaits, does no I/O, and is chosen once per message. No other code
 compares versions.
 
-An era opens a request into an `Envelope`: the checked facts about it, whether they come from the request's `_meta` or
-from the handshake.
+When an era opens a request, it returns an `Envelope`: the checked facts about the request, from its `_meta` or from the
+handshake.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
 
 
 def fault_of_params(error: Exception | None) -> str:
-    """Return why params could not be read, without the wrong value: what a peer sent is not sent back."""
+    """Return why params could not be read, without the wrong value, because a peer's values are not sent back."""
     text, at, place = str(error).rpartition(" - at ")
     return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class Envelope(msgspec.Struct, gc=False):
-    """The facts about one request, from the request itself or from its session, checked by its era."""
+    """The facts about one request, from the request itself or from its session. The era has checked them."""
 
     revision: Revision
     method: Method
@@ -63,7 +63,7 @@ class Envelope(msgspec.Struct, gc=False):
 
 
 class WireError(msgspec.Struct):
-    """An error as it is sent to a peer; `status` is for HTTP."""
+    """An error as it is sent to a peer. `status` is its HTTP status."""
 
     code: int
     message: str
@@ -72,7 +72,7 @@ class WireError(msgspec.Struct):
 
 
 class Peer(Protocol):
-    """The facts about a client from its handshake. The stateless era has none."""
+    """The facts about a client from its handshake. In the stateless era there is no peer."""
 
     protocol_version: str  # version agreed on
     client_capabilities: ClientCapabilities
@@ -81,7 +81,7 @@ class Peer(Protocol):
 
     @property
     def handshake_done(self) -> bool:
-        """Return True if the handshake was answered; a second one is refused."""
+        """Return True if the handshake was answered. A second handshake is refused."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Peer(Protocol):
 
 
 class Offer(msgspec.Struct):
-    """The part of what a server offers that eras need to read and write messages."""
+    """What a server offers, as far as eras need it to read and write messages."""
 
     methods: Mapping[str, Mapping[str, Method]]  # by era: methods of declared capabilities and of extensions
     result_meta: Meta  # `_meta` of every result in the stateless era
@@ -101,7 +101,7 @@ class Offer(msgspec.Struct):
 
 
 def check_token(token: ProgressToken, offer: Offer) -> None:
-    """Raise InvalidParams for a progress token that is not a valid id: every progress message repeats it."""
+    """Raise InvalidParams if a progress token is no valid id. It must be one, because progress messages repeat it."""
     fault = fault_of_id(token, offer.id_bytes, "progressToken")
     if fault is not None:
         raise InvalidParams(f"Invalid params: {fault}")
@@ -123,11 +123,11 @@ class ServerEra(Protocol):
         ...
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Open a request without headers that is certainly of this era; None if that is not certain."""
+        """Open a request without headers if it is certainly of this era; otherwise return None."""
         ...
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read and check a request. Raises the `ProtocolError` that the specification names."""
+        """Read and check a request. Raises the `ProtocolError` of the specification if the request is wrong."""
         ...
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
@@ -135,15 +135,18 @@ class ServerEra(Protocol):
         ...
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params of a notification as the revision has them."""
+        """Return the params of a notification in the form of the revision."""
         ...
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Return the params of a request to the client. Raises `ProtocolError` if the revision has no such request."""
+        """Return the params of a request to the client in the form of the revision.
+
+        Raises `ProtocolError` if the revision has no such request.
+        """
         ...
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True if a log message of this level is sent, given the level that the client asked for."""
+        """Return True if log messages of `level` are sent to a client that asked for the level `minimum`."""
         ...
 
     def tells_model(self, error: ProtocolError) -> bool:
@@ -151,7 +154,10 @@ class ServerEra(Protocol):
         ...
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with its code and HTTP status. `opened`: the request was read, and a handler failed."""
+        """Return the error with the code and the HTTP status that it has in this era.
+
+        `opened` is True if the request could be read, and the error occurred later.
+        """
         ...
 
 
@@ -180,7 +186,7 @@ class ListenPlan(msgspec.Struct):
 
 
 class ClientEra(Protocol):
-    """The questions that a client asks an era. An era is immutable: an agreement with a server makes a new one."""
+    """The questions that a client asks an era. An era is immutable: `agreed` returns a new object."""
 
     name: str
     versions: Sequence[str]  # versions that may be agreed on, newest first
@@ -199,27 +205,27 @@ class ClientEra(Protocol):
         ...
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the first request, which shows if a server speaks this era; it is not stamped yet."""
+        """Return the first request, whose answer shows if a server speaks this era. The request is not stamped yet."""
         ...
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the answer to the first request. Raises InvalidAnswer if it cannot be read."""
+        """Read the answer to the first request. Raises InvalidAnswer if the answer is malformed."""
         ...
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> ClientEra | None:
-        """Return the era to continue with; None if there is no common version."""
+        """Return the era for all later requests; None if client and server have no version in common."""
         ...
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return what a refusal of the first request means; `code` is None if it was no JSON-RPC error."""
+        """Return what a refusal of the first request means. `code` is None if the answer was no JSON-RPC error."""
         ...
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if an HTTP refusal of a later request means that the agreement has ended."""
+        """Return True if this HTTP error means that the agreement with the server has ended."""
         ...
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True if an error means that there is no such resource."""
+        """Return True if this error of `resources/read` means that there is no such resource."""
         ...
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
@@ -235,7 +241,7 @@ class ClientEra(Protocol):
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """Return the params of a request, with the facts that introduce the client."""
+        """Return the params of a request, with what the era requires every request to say about the client."""
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
@@ -247,7 +253,7 @@ class ClientEra(Protocol):
         ...
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Return the request that sets the log level; None if every request carries it."""
+        """Return the request that sets the log level; None if every request contains its log level."""
         ...
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
@@ -258,10 +264,10 @@ class ClientEra(Protocol):
 def choose(
     eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
 ) -> tuple[ServerEra, Envelope | None]:
-    """Return the era of a message: the first that speaks it, else the last, whose refusal names what is served.
+    """Return the era of a message: the first that speaks it, or else the last, whose error names the served versions.
 
-    HTTP passes the headers. Pipes have none and pass the offer: a request that an era recognises is then opened at
-    once, so that it is read only once, and its envelope is returned as well.
+    HTTP passes the headers. Pipes have no headers and pass the offer: if an era recognises the request, the request is
+    opened at once, so that it is read only once, and its envelope is returned as well.
     """
     if offer is not None:
         for era in eras:

@@ -2,15 +2,15 @@
 
 In the stateless era every request introduces itself: its `_meta` names the version, the client and its capabilities,
 and over HTTP headers repeat parts of it. The client still sends `server/discover` first: the answer describes the
-server, and a refusal shows which era the server speaks. Three codes belong to this era alone; an error with any code
-that names the supported versions is understood too, since drafts used other codes. Closing the stream of a request
-cancels it. A broken stream is not resumed: the request is lost, and is sent again under another id.
+server, and a refusal shows which era the server speaks. Three error codes exist in this era only. An error with
+another code that names the supported versions is understood too, because drafts used other codes. Closing the stream of
+a request cancels the request. A broken stream is not resumed: the request is lost, and is sent again under another id.
 
 In the session era a handshake comes first: `initialize` with the newest version that this client may speak, the
 server's choice, and `notifications/initialized`. The agreement holds until the connection ends. Over HTTP the server
-may name a session, whose id is then sent with everything; a request that is answered with 404 shows that the session is
-gone. A disconnect does not cancel a request: its stream can be resumed with `Last-Event-ID`. The server may send
-requests to the client, on the stream of a request or on the standalone one."""
+may name a session. Its id is then sent with every HTTP request; an answer with status 404 shows that the session has
+ended. A disconnect does not cancel a request: its stream can be resumed with `Last-Event-ID`. The server may send
+requests to the client, on the stream of a request or on the standalone stream."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NAMED_BY = {
 
 
 def named_versions(data: Any) -> list[str] | None:
-    """Return the versions that the data of an error names as supported; None if it names none.
+    """Return the versions that the data of an error lists as supported; None if the data has no such list.
 
     >>> named_versions({"supported": ["2026-07-28"], "requested": "1"})
     ['2026-07-28']
@@ -94,7 +94,7 @@ class StatelessClient:
         return "server/discover", {}
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the answer to `server/discover`. The server's name is in `_meta`, or, by a draft, beside it."""
+        """Read the answer to `server/discover`. The server's name is in `_meta`, or in `serverInfo` as in a draft."""
         try:
             found = msgspec.json.decode(result, type=DiscoverResult)
             named = (found.meta or {}).get(SERVER_INFO_KEY) or msgspec.json.decode(result, type=_Named).server_info
@@ -107,27 +107,27 @@ class StatelessClient:
         return ServerHello(found.supported_versions, found.capabilities, info, found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
-        """Return the era with the newest version that both have; None if there is none."""
+        """Return the era with the versions that client and server have in common; None if there is no such version."""
         common = [version for version in self.versions if version in hello.versions]
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return that the server speaks this era if the code is this era's alone, and the versions it names."""
+        """Return whether the code shows that the server speaks this era, and the versions that `data` names."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if the server does not speak this version any more, or does not even know the error for that."""
+        """Return True if the server does not speak this version any more, or refuses without a JSON-RPC error."""
         supported = named_versions(data)
         if supported is not None:
             return self.version not in supported
         return code is None and status in (400, 404, 405)
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for wrong params, of which a read has only its URI, and for the code of the session era."""
+        """Return True for -32602 (wrong params: a read has only a URI), and for -32002, the code of the session era."""
         return code in (-32602, -32002)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """Return None: this era asks by rounds."""
+        """Return None: in this era, the server asks by rounds, not with an error."""
         return None
 
     def stamp(
@@ -154,7 +154,7 @@ class StatelessClient:
         return {**params, "_meta": meta}
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the headers that repeat the body, of requests and notifications."""
+        """Return the headers that repeat the version, the method and the name from the body."""
         headers = {"MCP-Protocol-Version": self.version}
         if method is not None:
             headers["Mcp-Method"] = method
@@ -168,11 +168,11 @@ class StatelessClient:
         return None
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Return None: every request carries its log level."""
+        """Return None: every request contains its log level."""
         return None
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
-        """Return one request that stays open."""
+        """Return a plan with one request, which stays open: `subscriptions/listen`."""
         return ListenPlan(stream=("subscriptions/listen", {"notifications": changes}))
 
 
@@ -200,7 +200,7 @@ class _InitializeResult(msgspec.Struct, rename="camel"):
 
 
 class SessionClient:
-    """The session era for a client; after the handshake, with its version and its session."""
+    """The session era for a client. After the handshake, it has the agreed version and the session."""
 
     name = "session"
     methods = SESSION_2025_11_25.methods
@@ -245,7 +245,7 @@ class SessionClient:
         return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
-        """Return the era with the server's version and session; None if this client does not have that version."""
+        """Return the era with the server's version and session; None if this client does not speak the version."""
         version = hello.versions[0]
         if version not in self.versions:
             return None
@@ -255,19 +255,19 @@ class SessionClient:
         return SessionClient((version,), is_agreed=True, session=session)
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return the versions that the error names; no code is this era's alone."""
+        """Return the versions that `data` names. No code shows that the server speaks this era."""
         return RefusalVerdict(is_ours=False, supported=named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if the session is gone, and the agreement with it."""
+        """Return True if the session has ended: status 404."""
         return status == 404 and self._session is not None
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for this era's own code, and for that of wrong params, which some servers use."""
+        """Return True for -32002, the code of this era, and for -32602 (wrong params), which some servers use."""
         return code in (-32002, -32602)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """Return the pages that the error -32042 lists."""
+        """Return the pages that the error -32042 lists; None for any other error."""
         if code != _PAGES_REQUIRED or not isinstance(data, dict):
             return None
         listed = cast("dict[str, Any]", data).get("elicitations")
@@ -286,11 +286,11 @@ class SessionClient:
         return params
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the version and the session, which are sent with everything."""
+        """Return the headers that name the version and the session. They are sent with every HTTP request."""
         return dict(self._headers)
 
     def farewell(self) -> dict[str, str] | None:
-        """Return the headers that end the session; None without a session."""
+        """Return the headers of the request that ends the session; None if there is no session."""
         return None if self._session is None else dict(self._headers)
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
@@ -298,7 +298,7 @@ class SessionClient:
         return "logging/setLevel", {"level": level}
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
-        """Return a request for each resource; changes of lists are sent without a subscription."""
+        """Return a plan with a request for each resource. Changes of lists are sent without a subscription."""
         uris = changes.resource_subscriptions or []
         return ListenPlan(
             begin=[("resources/subscribe", {"uri": uri}) for uri in uris],

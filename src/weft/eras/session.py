@@ -1,8 +1,8 @@
 """Answer a server's questions about the session era: revisions 2024-11-05, 2025-03-26, 2025-06-18 and 2025-11-25.
 
 A client introduces itself once. Its `initialize` names a version and its capabilities; the answer names the version
-that both will speak. Later requests repeat neither: their session remembers both. While it serves a call, the server
-may send requests to the client (sampling, elicitation, roots) and wait for the answer.
+that both will speak. Later requests repeat neither, because the session remembers both. While it serves a call, the
+server may send requests to the client (sampling, elicitation, roots) and wait for the answer.
 
 The four revisions differ mostly in the fields of their messages (`session_fields`); the few other differences are
 fields of `Revision`. Unlike in the stateless era, a JSON-RPC error has HTTP status 200; status 400 is for a body that
@@ -61,7 +61,7 @@ _NO_CAPABILITIES = ClientCapabilities()
 
 
 class AlreadyInitialized(InvalidRequest):
-    """A second handshake in one session."""
+    """The client has sent a second handshake in one session."""
 
     def __init__(self) -> None:
         super().__init__("Invalid request: this session has been initialized already.")
@@ -92,11 +92,11 @@ class SessionServer:
     versions: Sequence[str] = tuple(REVISIONS)
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
-        """Return True: every message that the stateless era does not claim is of this era."""
+        """Return True: every message that is not of the stateless era is of this era."""
         return True
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Return None: no mark shows that a request is of this era."""
+        """Return None: nothing in a request proves that it is of this era."""
         return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
@@ -127,7 +127,7 @@ class SessionServer:
         )
 
     def check_version(self, headers: Headers) -> None:
-        """Raise InvalidRequest for a version header that names no revision of this era."""
+        """Raise InvalidRequest if the version header names no revision of this era."""
         stated = headers.get(_VERSION_HEADER)
         if stated is not None and stated not in REVISIONS:
             raise InvalidRequest(
@@ -139,11 +139,11 @@ class SessionServer:
         return peer.handshake_done and REVISIONS.get(peer.protocol_version, ASSUMED).batches
 
     def may_close_early(self, peer: Peer) -> bool:
-        """Return True if the server may close a stream before the answer, for this client to resume it later."""
+        """Return True if the server may close a stream before the answer, because this client will resume it."""
         return REVISIONS.get(peer.protocol_version, ASSUMED).polling
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Return a result without fields that came later. The result type of an extension stays."""
+        """Return a result without the fields of later revisions. The result type of an extension is kept."""
         kind = result.result_type
         fitting = fit(result, revision)
         if kind is not None and kind not in CORE_TYPES:
@@ -151,15 +151,15 @@ class SessionServer:
         return fitting
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params of a notification without fields that came later."""
+        """Return the params of a notification without the fields of later revisions."""
         return fit(params, revision)
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Return the params of a request to the client without fields that came later."""
+        """Return the params of a request to the client without the fields of later revisions."""
         return fit_question(method, params, revision)
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True from the level on that the session asked for."""
+        """Return True if `level` is at least the level that the session asked for (default: info)."""
         return log_level_reached(level, minimum or DEFAULT_LEVEL)
 
     def tells_model(self, error: ProtocolError) -> bool:
@@ -167,7 +167,7 @@ class SessionServer:
         return isinstance(error, MissingCapability)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with a code of this era: later codes are replaced."""
+        """Return the error with a code of this era: codes of the stateless era are replaced."""
         code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
@@ -179,7 +179,7 @@ class SessionServer:
         return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read a request before the handshake is done: the handshake itself, or a ping."""
+        """Read the handshake, or a ping before it. Raises InvalidRequest for a second handshake, or another request."""
         name = frame.method
         assert isinstance(name, str)
         if name == HANDSHAKE:

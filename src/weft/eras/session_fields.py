@@ -1,22 +1,22 @@
-"""Fit messages to a revision of the session era: leave out or replace what it does not have.
+"""Fit messages to a revision of the session era: leave out or replace what the revision does not have.
 
-Weft has one set of types for all revisions. Two tables here say how the older ones differ: `_SINCE` names the first
-revision that has a field; before it, the field is left out. `_STAND_INS` names what replaces a whole object that a
-revision does not have, so that nothing a handler returned is lost:
+Weft has one set of types for all revisions. Two tables here say how older revisions differ. `_SINCE` names the first
+revision that has a field; for earlier revisions, the field is left out. `_STAND_INS` has a replacement for each kind of
+object that a revision does not have, so that nothing that a handler returned is lost:
 
     resource_link    before 2025-06-18: a text block with its name and URI
     audio            in 2024-11-05: an embedded resource with the same data and MIME type. An embedded resource is the
                      one block of that revision that holds any data, so a client that knows the MIME type can play it
-    structured       before 2025-06-18, and later if it is no object: left out; the text content has it too, and if a
-    content          handler returned no content, it becomes text content
-    output schema    if its root is no object: left out, since the structured content is left out too
+    structured       before 2025-06-18, and later if it is no object: left out, because the text content has it too. If
+    content          a handler returned no other content, the structured content becomes text content
+    output schema    if its root is no object: left out, because the structured content is left out too
 
-Both tables are compiled into one plan for each type and revision, when it is first needed. A type that is the same in a
-revision, with all its parts, has no plan and is not walked. Messages are never changed in place, since lists are cached
-and shared; if nothing has to change, the same object is returned.
+Both tables are compiled into one plan for each type and revision, when it is first needed. If nothing can change in a
+type and in its parts, the type has no plan, and its objects are not searched. Messages are never changed in place,
+because lists are cached and shared. If nothing has to change, the same object is returned.
 
-Requests to the client are fitted in the same way. A request that a revision does not have raises the same error as one
-that the client has no capability for, so a handler has one error to catch.
+Requests to the client are fitted in the same way. If a revision does not have a request, the error is the same as
+for a client without the capability, so that a handler has one error to catch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
 
 
 def fit(message: S, revision: Revision) -> S:
-    """Return a result, or the params of a notification, as this revision of the session era has it.
+    """Return a result, or the params of a notification, in the form of this revision of the session era.
 
     >>> fit(EmptyResult(result_type="complete"), SESSION_2025_11_25)
     EmptyResult(result_type=None, meta=None)
@@ -122,12 +122,14 @@ def fit(message: S, revision: Revision) -> S:
 
 
 def fit_capabilities(client: ClientCapabilities, revision: Revision) -> ClientCapabilities:
-    """Return the capabilities of a client that the revision has: no others may be used."""
+    """Return the capabilities of a client without those that the revision does not have."""
     return fit(client, revision)
 
 
 def fit_question(method: str, params: dict[str, Any] | None, revision: Revision) -> dict[str, Any] | None:
-    """Return the params of a request to the client. Raises `MissingCapability` if the revision has no such request.
+    """Return the params of a request to the client in the form of the revision.
+
+    Raises `MissingCapability` if the revision has no such request.
 
     >>> form = {"message": "Which seat?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
     >>> fit_question("elicitation/create", form, SESSION_2025_06_18)
@@ -174,7 +176,7 @@ def _structure_if_object(result: _Structured) -> _Structured:
 
 
 def _object_schemas(tool: Tool) -> Tool:
-    """Return the tool with schemas that are objects: also those of properties, so `true` becomes `{}`."""
+    """Return the tool without an output schema that is no object. Boolean schemas of properties become objects."""
     changes: dict[str, Any] = {}
     if tool.output_schema is not None and tool.output_schema.get("type") != "object":
         changes["output_schema"] = None
@@ -242,7 +244,7 @@ class _Fitting:
         return values if all(map(_is, fitted, values)) else fitted
 
     def _make_plan(self, kind: type[Any], within: frozenset[type[Any]]) -> _Plan | None:
-        """Return the plan of a type, None if nothing can change. `within` are the types that contain it."""
+        """Return the plan of a type; None if nothing can change. `within` are the types that contain this type."""
         if not issubclass(kind, msgspec.Struct):
             return None
         since = {name: first for base in reversed(kind.__mro__) for name, first in _SINCE.get(base, {}).items()}
@@ -305,7 +307,9 @@ def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return a field without what came later: titled options, lists of options, defaults other than booleans."""
+    """Return a form field without what later revisions added: titles of options, and defaults except booleans.
+
+    Raises MissingCapability if the field is a list of options, which came later too."""
     if field["type"] == "array":
         raise _cannot_ask(
             f"Several options at once (field {name!r} of a form) cannot be asked for",
@@ -336,7 +340,7 @@ def _sampling(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _single_blocks(message: SamplingMessage, version: str) -> Iterator[SamplingMessage]:
-    """Yield a message for each block: in these revisions a message has one block."""
+    """Yield a message for each block of `message`, because in older revisions a message has only one block."""
     for block in message.content if isinstance(message.content, list) else [message.content]:
         if isinstance(block, AudioContent) and version < _MARCH:
             raise _cannot_ask("The model cannot be sent audio", _MARCH, version, {"sampling": {}})

@@ -1,13 +1,15 @@
 """Answer a server's questions about the stateless era: revision 2026-07-28.
 
 There is no handshake and no session. Every request carries its version and the client's capabilities in
-`params._meta`, and may carry the client's name and the log level it wants. Nothing is inferred from an earlier request,
-not even from one on the same pipe. Over HTTP, headers repeat parts of the body so that a proxy can route without
-reading it; they must agree with the body, so that the server runs the request that the proxy accepted.
+`params._meta`, and may carry the client's name and the log level that the client wants. Nothing is inferred from an
+earlier request, not even from one on the same pipe. Over HTTP, headers repeat parts of the body, so that a proxy can
+route a request without reading the body. They must agree with the body, so that the server runs the request that the
+proxy accepted.
 
-The order of the checks is fixed: a missing version header is -32020; then a missing `_meta` is -32602; then a header
-that differs from the body is -32020, also when the body's version is not served; only then is a version that is not
-served -32022. After that come the method's header, the method itself, and the name's header.
+The order of the checks is fixed. First, a missing version header is refused with -32020, then a missing `_meta` with
+-32602, then a version header that differs from the body with -32020, even if the version in the body is not served, and
+only then a version that is not served with -32022. After that come the method's header, the method itself, and the
+name's header.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class StatelessServer:
         return marks.version is not None or (stated is None and marks.capabilities is not None)
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Open a request; None if it cannot be opened, since it may then be of the session era."""
+        """Open a request; return None if that fails, because the request may be of the session era."""
         if not _may_be_marked(frame):
             return None
         try:
@@ -95,7 +97,7 @@ class StatelessServer:
             return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
-        """Read and check one request, in the order that the module's docstring gives."""
+        """Read and check one request, in the order of the module's docstring. Raises the error of the first fault."""
         name = frame.method
         assert isinstance(name, str)
         method = offer.methods[self.name].get(name)
@@ -135,7 +137,7 @@ class StatelessServer:
         return result
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params unchanged: notifications are written as the newest revision has them."""
+        """Return the params unchanged: they have the form of the newest revision already."""
         return params
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
@@ -145,15 +147,15 @@ class StatelessServer:
         return {name: value for name, value in params.items() if name != "elicitationId"}
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True only for levels that the request itself asked for."""
+        """Return True if the request itself asked for log messages of this level."""
         return minimum is not None and log_level_reached(level, minimum)
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """Return False: a missing capability has a code in this era."""
+        """Return False: in this era, a missing capability is a JSON-RPC error with its own code."""
         return False
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with its HTTP status. Reserved codes without a meaning become -32603."""
+        """Return the error with its HTTP status. A reserved code that has no meaning in this era becomes -32603."""
         if -32768 <= error.code <= -32000 and error.code not in _CODES:
             error = InternalError("Internal error")
         status = _STATUS.get(error.code, 200 if opened else 400)
@@ -172,10 +174,10 @@ class StatelessServer:
         return revision
 
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
-        """Raise the error for a request that could not be read: its first fault in the order of the checks.
+        """Raise the error for a request that could not be read: the error of the first check that fails.
 
-        The version is read separately: a request of another revision may have a `_meta` of another shape, and the
-        error must then be about the version.
+        The version is read separately, because a request of another revision may have another form of `_meta`. Then
+        the error must be about the version.
         """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
         marks = _read_marks(frame)
@@ -202,7 +204,7 @@ def _check_method_header(headers: Headers, name: str) -> None:
 
 
 class _Marks(msgspec.Struct):
-    """The two keys that every request of this era has in `_meta`, with values of any shape."""
+    """The two keys that every request of this era has in `_meta`. Their values may be of any type."""
 
     version: Any = msgspec.field(name=PROTOCOL_VERSION_KEY, default=None)
     capabilities: Any = msgspec.field(name=CLIENT_CAPABILITIES_KEY, default=None)
@@ -220,7 +222,7 @@ def _may_be_marked(frame: Frame) -> bool:
 
 
 def _read_marks(frame: Frame) -> _Marks | None:
-    """Return the keys that mark a request as of this era; None if its `_meta` is missing or no object."""
+    """Return the keys by which a request of this era is recognised; None if `_meta` is missing or no object."""
     if frame.params is UNSET:
         return None
     try:
@@ -232,14 +234,14 @@ def _read_marks(frame: Frame) -> _Marks | None:
 def _is_of_session_era(frame: Frame, stated: str | None) -> bool:
     """Return True if a request whose `_meta` names no version is of the session era.
 
-    The version header decides: if it names this era's first revision or a later one, the fault is the missing `_meta`.
-    Without the header, only a handshake is known to be of the session era.
+    `stated` is the version header. If it names a revision older than the stateless era, the request is of the session
+    era. Without the header, only a handshake is known to be of the session era.
     """
     return frame.method == _HANDSHAKE if stated is None else stated < OLDEST
 
 
 def _required_version(marks: _Marks | None) -> str:
-    """Return the version that a request names. Raises InvalidParams if `_meta` lacks a required key."""
+    """Return the version in `_meta`. Raises InvalidParams if `_meta` lacks a key, or the version is no string."""
     if marks is None:
         raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
     for key, value in ((PROTOCOL_VERSION_KEY, marks.version), (CLIENT_CAPABILITIES_KEY, marks.capabilities)):

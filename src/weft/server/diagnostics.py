@@ -79,7 +79,7 @@ def describe(fn: Callable[..., Any]) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a file name relative to the working directory, else its last two parts."""
+    """Return a path relative to the working directory, or its last two parts if it is outside."""
     if filename.startswith("<"):
         return filename
     path = Path(filename)
@@ -101,7 +101,7 @@ def user_frames(error: BaseException) -> list[str]:
 def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
     """Return the local names of the running function that defines `fn`; empty if `fn` is defined at top level.
 
-    Annotations written as text may name a class that is local to the function which registers the tool.
+    They are needed to evaluate annotations that are written as text, and may name a class local to that function.
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
     outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
@@ -135,7 +135,8 @@ def _foreign_folders() -> tuple[Path, ...]:
 def report(what: str, error: BaseException, *, debug: bool, secret: str = "") -> str:
     """Log `error`, raised by `what`, with the user's own frames; return the text for the peer.
 
-    `secret` was an argument of `what` and may be part of the error, as in a KeyError: it is left out of both texts.
+    `secret` was an argument of `what`, so the error may contain it, as a KeyError does. It is left out of the log and
+    of the text for the peer.
     """
     frames = user_frames(error)
     more = ""
@@ -175,7 +176,10 @@ def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
 
 
 def _missing_await(error: BaseException) -> str:
-    """Return the remedy if a coroutine was used as its result; close it, so that Python does not warn as well."""
+    """Return the remedy if the error was caused by a missing `await`, else an empty text.
+
+    The coroutine that was not awaited is closed, so that Python does not warn as well.
+    """
     if not isinstance(error, AttributeError | TypeError) or "'coroutine' object" not in str(error):
         return ""
     called = ""
@@ -203,8 +207,8 @@ def _is_in_async_function(error: BaseException) -> bool:
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
     """Log a failure under a new reference; return the text for the peer.
 
-    A peer may have written part of the text, as in "no seat x". Its lines are marked, so that none of them looks like
-    an entry of the log.
+    A peer may have written part of the text, as in "no seat x". The lines of the text are marked, so that none of
+    them looks like an entry of the log.
     """
     reference = os.urandom(4).hex()
     log.error("%s", "\n".join([f"{marked_lines(text)} [error {reference}]", *(f"  {frame}" for frame in frames)]))
@@ -215,7 +219,7 @@ def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
 
 
 def note_refusal(error: ProtocolError) -> None:
-    """Warn, once for each version, that a client was refused because of its protocol version."""
+    """Warn, once for each version, if a client was refused because of its protocol version."""
     if not isinstance(error, UnsupportedVersion):
         return
     requested = printable(error.data["requested"], "?")
@@ -226,7 +230,7 @@ def note_refusal(error: ProtocolError) -> None:
 
 
 def shorten_tracebacks() -> None:
-    """Print an uncaught `UsageError` without the frames inside Weft. Other exceptions are printed as before."""
+    """Make Python print an uncaught `UsageError` without the frames inside Weft."""
     global _show_others
     if sys.excepthook is not _show:
         _show_others, sys.excepthook = sys.excepthook, _show
@@ -267,7 +271,7 @@ def did_you_mean(name: object, known: Sequence[str]) -> str:
 
 
 def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError for an option that does not exist."""
+    """Raise UsageError if one of `options` is not in `known`."""
     for name in options:
         if name not in known:
             raise UsageError(
@@ -277,7 +281,7 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 def check_kind(option: str, value: object, kind: type, example: str) -> None:
-    """Raise UsageError for the value of an option that is not of its type."""
+    """Raise UsageError if the value of an option is not of the type `kind`."""
     if not isinstance(value, kind):
         raise UsageError(
             f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
@@ -294,7 +298,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the scopes of an option without duplicates; raise UsageError for a name that no token can have."""
+    """Return the scopes of an option without duplicates; raise UsageError if one is malformed or `offline_access`."""
     if isinstance(scopes, str):
         raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.
@@ -309,7 +313,7 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
-    """Register a function and return it. Without a function, return a decorator that registers one."""
+    """Register `fn` and return it. If `fn` is None, return a decorator that registers a function."""
 
     def decorator(function: Any) -> Any:
         if isinstance(function, str):

@@ -24,10 +24,10 @@ SUBSCRIPTION_ID_KEY = "io.modelcontextprotocol/subscriptionId"
 
 
 class _WireMeta(msgspec.StructMeta):
-    """A metaclass that makes msgspec write all defaults except None and UNSET, which mean that a field is absent.
+    """A metaclass that makes msgspec encode defaults too, except None and UNSET, which mean that a field is absent.
 
-    msgspec leaves out every value that equals its default. `strength: int = 0` would then never be sent, although the
-    peer may require it. A class with its own `omit_defaults=True` has the behaviour of msgspec.
+    With `omit_defaults`, msgspec leaves out every value that equals its default. A field `strength: int = 0` would not
+    be sent if it is 0, although the peer may require it. A class that itself sets `omit_defaults` is not changed.
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -38,7 +38,7 @@ class _WireMeta(msgspec.StructMeta):
 
 
 def _annotated(namespace: Mapping[str, Any]) -> set[str]:
-    """Return the names that a class body annotates. Since Python 3.14 they come from a function."""
+    """Return the names that a class body annotates. Since Python 3.14, a function has to be called for them."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -49,7 +49,7 @@ def _annotated(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def _written(default: Any) -> Any:
-    """Return a default as a factory, because msgspec does not leave out values that come from a factory."""
+    """Return a field with a factory for its default: msgspec does not leave out values that come from a factory."""
     spec: Any = default if type(default) is _Field else field(default=default)
     value, made_by = spec.default, spec.default_factory
     if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):

@@ -112,14 +112,14 @@ class ListToolsResult(Result, kw_only=True):
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
-    """The params of a tool call. The tool's validator decodes `raw_arguments`; `arguments` decodes them on demand."""
+    """The params of a tool call. `arguments` are decoded only if they are read; tools validate `raw_arguments`."""
 
     name: str
     raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Return the decoded arguments. Middleware may change them; the tool gets the changed arguments, validated."""
+        """Return the decoded arguments. Middleware may change them; then the tool validates the changed ones."""
         if self.raw_arguments is UNSET:
             return {}
         try:
@@ -131,7 +131,7 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
         return cast("dict[str, Any]", value)
 
     def forget_arguments(self) -> None:
-        """Discard all changes, so that the arguments are again those that the client sent."""
+        """Discard all changes of the arguments, so that they are again as the client sent them."""
         cast("dict[str, Any]", self.__dict__).pop("arguments", None)
 
 

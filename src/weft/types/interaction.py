@@ -34,7 +34,7 @@ SamplingContent = TextContent | ImageContent | AudioContent | ToolUseContent | T
 
 
 class SamplingMessage(Struct):
-    """One message of the conversation to continue."""
+    """One message of the conversation that the model continues."""
 
     role: Role
     content: SamplingContent | list[SamplingContent]
@@ -88,7 +88,7 @@ class CreateMessageResult(Struct):
 
 
 class ElicitParams(Struct):
-    """A question to the user: a form (`requested_schema`) or a page to visit (`mode` url)."""
+    """A question to the user: to fill in a form (`requested_schema`), or to visit a page (`mode` is "url")."""
 
     message: str
     mode: Literal["form", "url"] | None = None

@@ -64,7 +64,7 @@ class RootsCapability(Struct):
 
 
 class SamplingCapability(Struct):
-    """The client can sample from a model; with `context` or `tools` set, it supports these, too."""
+    """The client can sample from a model. If `context` or `tools` is set, requests may use context or tools."""
 
     context: JsonObject | None = None
     tools: JsonObject | None = None
@@ -88,7 +88,7 @@ class ClientCapabilities(Struct):
 
 
 class ListChangedCapability(Struct):
-    """The server has a list of features. With `list_changed`, it notifies clients of changes of the list."""
+    """The server has a list of features. If `list_changed` is true, it notifies clients when the list changes."""
 
     list_changed: bool | None = None
 
@@ -96,8 +96,8 @@ class ListChangedCapability(Struct):
 class ResourcesCapability(Struct):
     """The server has resources.
 
-    With `subscribe`, clients can subscribe to a resource. With `list_changed`, the server notifies clients of changes
-    of the list.
+    If `subscribe` is true, clients can subscribe to a resource. If `list_changed` is true, the server notifies clients
+    when the list changes.
     """
 
     subscribe: bool | None = None
@@ -117,7 +117,7 @@ class ServerCapabilities(Struct):
 
 
 class DiscoverResult(Result, kw_only=True):
-    """The server's description of itself."""
+    """The server's description of itself: the result of `server/discover`."""
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
@@ -144,7 +144,7 @@ class InitializeResult(Result, kw_only=True):
 
 
 class SetLevelParams(RequestParams, kw_only=True):
-    """The lowest level of log messages to send."""
+    """The params of `logging/setLevel`: the lowest level of log messages that the client wants."""
 
     level: LogLevel
 

@@ -41,7 +41,7 @@ class _Elicitation:
         return f"{type(self).__name__}()"  # Without the answer, which may be private.
 
     async def notify_complete(self) -> None:
-        """Notify the client that the user is done at the page, if the protocol version has a message for that."""
+        """Notify the client that the user has finished on the page, if the protocol version has such a message."""
         if self._completed is not None:
             await self._completed()
 
@@ -137,7 +137,7 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 
 
 async def notify_complete(call: Call, page: str) -> None:
-    """Notify the client that the user is done at a page.
+    """Notify the client that the user has finished on the page with the id `page`.
 
     The notification is sent on the stream of the call while it is open, else outside of the call.
     """

@@ -32,8 +32,8 @@ _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", 
 class Once:
     """The results of functions that are called once, by key.
 
-    `logical` is the id of the logical call. With an id, other runs of the same call are possible. Then the first run
-    calls a function, and the others wait for its result. Default: there are no other runs.
+    `logical` is the id of the logical call. If it is given, other runs of the same logical call are possible: the first
+    run calls a function, and the others wait for its result. By default, there are no other runs.
     """
 
     def __init__(self, services: Services, results: dict[str, msgspec.Raw], logical: str = "") -> None:
@@ -44,7 +44,7 @@ class Once:
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of the first call of `fn`. It is read from JSON, so that every run gets an equal value."""
+        """Return the result of the first call for `key`. It is read from JSON, so every run gets an equal value."""
         kept = _StoredResult(key, _result_type(fn) if type is None else type)
         inside = _in_once.get()
         if (self, key) in inside:
@@ -72,7 +72,7 @@ class Once:
         return kept.write(value)
 
     def check_asking(self) -> None:
-        """Raise UsageError if a `once` function asks. The question would end the round that waits for it."""
+        """Raise UsageError if a `once` function asks: the question would end the round that waits for the function."""
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 

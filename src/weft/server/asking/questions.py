@@ -128,18 +128,18 @@ def ask_roots() -> InputRequest:
 
 
 def params_of(request: InputRequest) -> Any:
-    """Return the params of a question as JSON values, or None."""
+    """Return the params of a question as JSON values; None if it has no params."""
     return None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
 
 
 def check_key(key: object, where: str) -> None:
-    """Raise UsageError for a key that is not a text: JSON has no other keys."""
+    """Raise UsageError if `key` is not a string, because the keys of a JSON object are strings."""
     if not isinstance(key, str):
         raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
 
 
 def check_request(call: Call, request: InputRequest) -> None:
-    """Raise `MissingCapability` if the client did not declare, for this call, the capability of a question."""
+    """Raise `MissingCapability` if the client did not declare the capability that a question needs."""
     needed, purpose = _needed(request)
     if call.connection.check_capability(needed):
         return
@@ -150,7 +150,7 @@ def check_request(call: Call, request: InputRequest) -> None:
 
 
 def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
-    """Return the capability that a question needs, and its purpose."""
+    """Return the capability that a question needs, and what it is needed for."""
     params = request.params
     if request.method == "roots/list":
         return ClientCapabilities(roots=RootsCapability()), "list the client's roots"

@@ -49,7 +49,7 @@ _is_users = lru_cache(maxsize=1024)(is_users)
 
 
 def watched(handler: Handler) -> Handler:
-    """Return a handler of a method that warns about side effects, in calls whose handler may run again."""
+    """Wrap the handler of a method so that it warns about side effects, in calls whose handler may run again."""
 
     async def serve(call: Call) -> Any:
         if not call.era.asks_by_rounds or sys.getprofile() is not None:
@@ -95,7 +95,7 @@ class Replay:
     # Recording steps.
 
     def step(self, coroutine: Coroutine[Any, Any, Any], step: Any, value: Any) -> Any:
-        """Run the handler to its next suspension, and record the coroutines that it awaits."""
+        """Run the handler with `step(value)` until it is suspended, and record the coroutines that it awaits."""
         self._coroutine = coroutine
         for done in self._running:
             done.is_over = True
@@ -107,7 +107,7 @@ class Replay:
             sys.setprofile(None)
 
     def suspended(self) -> None:
-        """Record the `await` of a future or a task, for which no profile event comes."""
+        """Record the `await` of a future or a task, for which the profile function is not called."""
         leaf = self._chain()[-1:]
         if leaf and _is_users(leaf[0].f_code.co_filename):
             place = _place(leaf[0])
@@ -115,7 +115,7 @@ class Replay:
 
     @contextmanager
     def waiting(self, awaitable: Any, place: str) -> Generator[None]:
-        """Record an awaitable that a sync handler runs with `ctx.wait`."""
+        """Record an awaitable while a sync handler runs it with `ctx.wait`, inside this context."""
         what = self._judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
         if what is None:
             yield
@@ -156,7 +156,7 @@ class Replay:
     # Questions.
 
     def asked(self) -> None:
-        """Record a question or a `once`: the steps that are running now led to it, and are no side effects."""
+        """Record a question or a `once`. The steps that are running now led to it, so they are no side effects."""
         under_way = self._under_way()
         for step in self._steps.values():
             step.asks = step.asks or step.is_under_way(under_way)
@@ -264,7 +264,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _copies(frame: FrameType) -> dict[str, tuple[Any, Any]]:
-    """Return the arguments of a function that can be changed and compared, each with a copy."""
+    """Return the arguments of a running function that can be changed and compared, each with a copy."""
     code = frame.f_code
     found: dict[str, tuple[Any, Any]] = {}
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

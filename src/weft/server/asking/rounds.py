@@ -57,7 +57,7 @@ PAGES_REQUIRED = -32042  # JSON-RPC error code: the user must visit pages first.
 
 
 def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
-    """Return the keys that seal journals: the given ones, those in WEFT_STATE_KEY, or a new key for this process."""
+    """Return the keys that seal journals: `given`, or the keys in WEFT_STATE_KEY, or a new key for this process."""
     if given is not None:
         return KeyRing(given)
     listed = os.environ.get("WEFT_STATE_KEY", "")
@@ -77,10 +77,10 @@ def _warn_of_key() -> None:
 
 
 class InputRequired(BaseException):
-    """Signals that answers are needed before the call can be completed. Return it; `ctx.elicit` and others raise it.
+    """Signals that answers are needed to complete the call. Handlers return it; `ctx.elicit` and others raise it.
 
     `requests` are the questions by key; the next call finds the answers under the same keys (`ctx.input_response`).
-    `state`, any JSON value, is sealed, and is `ctx.request_state` in the next call.
+    `state` can be any JSON value. The client gets it sealed, and in the next call it is `ctx.request_state`.
 
     It is not an `Exception`, so `except Exception` in a handler does not catch it.
     """
@@ -100,10 +100,10 @@ class InputRequired(BaseException):
 
 
 class UrlElicitationRequired(InputRequired):
-    """Signals that the user must visit pages first: pairs of a message and a URL, or `ask_url(...)`. Raise it.
+    """Signals that the user must visit pages first. Handlers raise it.
 
-    Clients get it as their protocol version defines it: as questions, or as an error that lists the pages, after which
-    they call again.
+    Each page is a pair of a message and a URL, or `ask_url(...)`. Depending on its protocol version, the client gets
+    questions, or an error that lists the pages. After the visits, the client calls again.
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
@@ -114,7 +114,7 @@ class UrlElicitationRequired(InputRequired):
 
 
 class _RoundOver(InputRequired):
-    """Ends the round. The questions are those that the `Round` has collected."""
+    """Ends the round with the questions that its `Round` has collected."""
 
     def __init__(self) -> None:
         BaseException.__init__(self, "the round is over")
@@ -123,19 +123,19 @@ class _RoundOver(InputRequired):
 
 
 def asker_of(call: Call) -> Asker:
-    """Return the asker of a call. It is made when the call first asks, or brings answers."""
+    """Return the asker of a call, and create it if the call has none yet."""
     if call.asker is None:
         call.asker = Round(call) if call.era.asks_by_rounds else Channel(call)
     return cast("Asker", call.asker)
 
 
 def round_of(call: Call) -> Round | None:
-    """Return the round of a call that has asked or brought answers; None in a session."""
+    """Return the round of a call; None in a session, or if the call has neither asked nor brought answers."""
     return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
 
 
 async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
-    """Call a user's function: directly if it is async, else in a thread."""
+    """Call a user's function: directly if it is async, else in a thread. Raises an `InputRequired` that it returns."""
     value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
     if isinstance(value, InputRequired):
         raise value
@@ -176,11 +176,11 @@ class Asker(ABC):
 
     @abstractmethod
     def unusable(self, fault: str) -> Exception:
-        """Return the exception for an answer that does not fit its question."""
+        """Return the exception for an answer that cannot be used; `fault` says why."""
 
     @abstractmethod
     async def settle(self, signal: InputRequired) -> bool:
-        """Handle questions that a handler returned. Return True if the answers are there, so that it must run again."""
+        """Handle questions that a handler returned. Return True if they are answered and the handler must run again."""
 
     def _fit(self, method: str, params: Any) -> Any:
         """Return the params of a question as the client's protocol version defines them."""
@@ -195,7 +195,7 @@ class Asker(ABC):
             )
 
     def _check_total(self, asked: int) -> None:
-        """Stop a handler that asks without end, such as one that lets a model use tools."""
+        """Raise UsageError if a handler has asked too often, as in an endless loop that lets a model use tools."""
         most = self._call.services.limits.asks_per_call
         if asked > most:
             raise UsageError(
@@ -205,7 +205,7 @@ class Asker(ABC):
 
 
 class Round(Asker):
-    """One run of a handler without a session: answers from the journal, or ends with questions."""
+    """One run of a handler without a session. It takes answers from the journal, or ends with questions."""
 
     def __init__(self, call: Call) -> None:
         params = call.envelope.params
@@ -226,11 +226,11 @@ class Round(Asker):
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     def new_page_id(self) -> str | None:
-        """Return None: a page is identified by its question."""
+        """Return None: pages have no ids in the stateless era."""
         return None
 
     def unusable(self, fault: str) -> Exception:
-        """Return the error that refuses the call: the answers are among its params."""
+        """Return InvalidParams, which refuses the call, because its params contain the answer."""
         return InvalidParams(f"Invalid params: {fault}")
 
     async def settle(self, signal: InputRequired) -> bool:
@@ -238,7 +238,7 @@ class Round(Asker):
         return False
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer from the journal, or end the round."""
+        """Return the answer from the journal, or end the round if there is none."""
         self._once.check_asking()
         question = digest(method, params)
         name = self._keys.name(key, question)
@@ -280,7 +280,7 @@ class Round(Asker):
             self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. Return True if no `once` function was called, so that it may be repeated."""
+        """End the round without an answer. Return True if the call may be repeated: no `once` has run."""
         self._end()  # From now on, tasks that still run cannot call a `once` function.
         return not self._once.began
 
@@ -378,7 +378,7 @@ class Round(Asker):
 
 
 def _open_journal(call: Call, params: InputParams) -> Journal:
-    """Return the journal that a call brings, with its new answers; an empty one for a first call."""
+    """Return the journal that a call brings, or an empty one in a first call. Add the answers of the call."""
     state, services = params.request_state, call.services
     try:
         if state is None:
@@ -398,7 +398,7 @@ def _open_journal(call: Call, params: InputParams) -> Journal:
 
 
 def _binding(call: Call, params: InputParams) -> bytes:
-    """Return what a state is bound to: server, caller, method, name and arguments."""
+    """Return the bytes that bind a state to its server, caller, method, name and arguments."""
     mirrored = call.envelope.method.mirrored
     name = str(getattr(params, mirrored)) if mirrored else ""  # In an extension, it may be a number.
     if isinstance(params, CallToolParams):  # The arguments as the client sent them, before any middleware.
@@ -421,7 +421,7 @@ def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
 
 
 def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
-    """Return the questions or the refusal for the client in an exception, also in an exception group."""
+    """Return `error` if it is an InputRequired or ProtocolError, or the first such member of a group, or None."""
     if isinstance(error, InputRequired | ProtocolError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -442,15 +442,15 @@ class Channel(Asker):
         self._page_numbers = count(1)
 
     def new_page_id(self) -> str | None:
-        """Return an id for `notifications/elicitation/complete`; it is the same in every run of the handler."""
+        """Return an id for `notifications/elicitation/complete`. The ids are the same in every run of the handler."""
         return f"{self._page_prefix}-{next(self._page_numbers)}"
 
     def unusable(self, fault: str) -> Exception:
-        """Return an exception that the handler may catch: the call itself is valid."""
+        """Return QuestionFailed, which the handler may catch, because the call itself is valid."""
         return QuestionFailed(f"The client's answer cannot be used: {fault}")
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer of an earlier run, or send the question and wait for its answer."""
+        """Return the answer from an earlier run, or else send the question and wait for its answer."""
         self._once.check_asking()
         question = digest(method, _without_page_id(params))
         name = self._keys.name(key, question)
@@ -490,13 +490,16 @@ class Channel(Asker):
             ) from None
 
     async def _send_cancellation(self, message: bytes) -> None:
-        """Send the cancellation of a question where the question was sent, unless the call itself was cancelled."""
+        """Send the cancellation of a question on the stream of the call, or outside of a call that was cancelled."""
         call = self._call
         assert call.session is not None
         await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)
 
     async def settle(self, signal: InputRequired) -> bool:
-        """Ask the questions that a handler returned. Return True, so that it is called again with the answers."""
+        """Ask the questions that a handler returned. Return True, so that the handler runs again with the answers.
+
+        Raises ProtocolError, with the pages, if the handler raised UrlElicitationRequired.
+        """
         self._check_count(len(signal.requests))
         for request in signal.requests.values():
             check_request(self._call, request)
@@ -535,12 +538,12 @@ def _with_page_id(params: Any) -> Any:
 
 
 def _without_page_id(params: Any) -> Any:
-    """Return what identifies a question: a page with another id is the same question."""
+    """Return the params without the id of the page, because a new id does not make it another question."""
     return params if params is None else {name: value for name, value in params.items() if name != "elicitationId"}
 
 
 async def _ask_all(asks: Iterable[Coroutine[Any, Any, RecordedAnswer]]) -> list[RecordedAnswer]:
-    """Return the answers to questions asked at once. If one fails, the others are cancelled."""
+    """Ask questions at the same time and return the answers. If one question fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(ask) for ask in asks]
     try:
         return await asyncio.gather(*tasks)

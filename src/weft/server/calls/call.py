@@ -31,7 +31,7 @@ class Reply(Protocol):
 
     @property
     def can_stream(self) -> bool:
-        """Whether notifications can be sent."""
+        """Whether notifications can be sent before the answer."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Reply(Protocol):
         ...
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Close the stream before the answer, if the protocol version allows it; the client reconnects later."""
+        """Close the stream before the answer, if the protocol version allows it. The client reconnects later."""
         ...
 
     async def end(self) -> None:
@@ -238,7 +238,7 @@ def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def check_hide(hide: object, needs: Sequence[str], where: str) -> bool:
-    """Return the option `hide`, which hides a feature from clients without the needed capabilities."""
+    """Return the option `hide`; raise UsageError if it is not a boolean, or is True although `needs` is empty."""
     if type(hide) is not bool:
         raise UsageError(f"{where} has hide={hide!r}, which is not possible. Give True or False.")
     if hide and not needs:
@@ -258,7 +258,7 @@ def require_needs(call: Call, needs: Sequence[str]) -> None:
 
 
 def not_declared(call: Call, purpose: str, need: str, required: Mapping[str, Any]) -> MissingCapability:
-    """Return the error for a capability that the client did not declare, or that is unknown without sessions."""
+    """Return the error for a capability that is not declared, or not known because the server has no sessions."""
     if not call.knows_client:
         return MissingCapability(
             f"To {purpose}, the server must know that the client has the capability `{need}`. It runs without "

@@ -27,7 +27,7 @@ MOST_UNTOLD = 1024  # pending changes of one peer; with more, a changed part is 
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One change: of a whole list, or (`resource`, with its `uri`) of the contents of one resource.
+    """One change of a list, or, if `kind` is `resource`, of the contents of the resource `uri`.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
     True
@@ -38,7 +38,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     part_of: str | None = None  # the resource that contains this one: its subscribers are notified too
 
     def concerns(self, uris: Container[str | None]) -> bool:
-        """Return whether subscribers of these resources are notified; changes of lists concern every peer."""
+        """Return whether a subscriber of `uris` must be notified. The change of a list concerns every peer."""
         return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
@@ -64,8 +64,8 @@ class ChangeInbox:
     def put(self, change: Change) -> None:
         """Add a change, if this peer has to be notified of it.
 
-        The inbox of a slow reader stays small: from `MOST_UNTOLD` changes on, the change of a part of a resource is
-        reported as a change of the whole.
+        The inbox of a slow reader stays small: when it has `MOST_UNTOLD` changes, a change of a part of a resource is
+        added as a change of the whole resource.
         """
         if not self._accepts(change):
             return

@@ -52,7 +52,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
     @property
     def principal(self) -> str:
-        """Identity of the caller: subject, issuer and client in one text. They are compared together."""
+        """Identity of the caller. Two callers are the same only if subject, issuer and client are all equal."""
         pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
         return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
 
@@ -78,7 +78,7 @@ def peer_of(address: str, token_info: TokenInfo | None) -> str:
 
 
 def _as_set(scopes: object) -> frozenset[str]:
-    """Return scopes as a frozenset; programs without a type checker may pass lists."""
+    """Convert scopes to a frozenset. Raises UsageError if they are no list, tuple or set of strings."""
     if isinstance(scopes, list | tuple | set | frozenset):
         listed = list(cast("Iterable[object]", scopes))
         found = [scope for scope in listed if isinstance(scope, str)]
@@ -124,7 +124,7 @@ class NoChannel:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Raise `NoBackChannelError`."""
+        """Raise `NoBackChannelError`, because there is no channel."""
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
@@ -147,7 +147,10 @@ class Cancellation:
         self.told: ProtocolError | None = None  # Error to answer with; None: no answer is needed.
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
-        """Cancel the request. A second call does nothing."""
+        """Cancel the request. A second call does nothing.
+
+        The request is answered with the error `told`, or not at all if `told` is None.
+        """
         if not self.cancelled:
             self.cancelled = True
             self.reason = reason
@@ -217,7 +220,7 @@ class Connection:
         outbound: Outbound = NO_CHANNEL,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """Return a connection for one request, which describes the client. It is ready at once.
+        """Return a connection with what one request says about its client. It is ready at once.
 
         Connections that share one pipe share `in_flight`, so that a cancellation finds its request.
         """
@@ -267,7 +270,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client has confirmed the handshake, or none is needed."""
+        """Whether the client has confirmed the handshake, or no handshake is needed."""
         return self._ready
 
     def complete_handshake(
@@ -377,7 +380,10 @@ class Connection:
         return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
 
     async def notify_complete(self, page: str) -> None:
-        """Notify the client that the user is done at the page with this id, if the client supports it. Never raises."""
+        """Notify the client, if it supports pages, that the user has finished on the page. Never raises.
+
+        `page` is the id of the page.
+        """
         if self.supports_pages:
             await self.notify(COMPLETE, {"elicitationId": page})
 
@@ -415,7 +421,7 @@ def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
 
 
 def _covers(declared: Any, wanted: Any) -> bool:
-    """Return whether `declared` contains `wanted`, recursively. A wanted False may be absent."""
+    """Return whether `declared` contains `wanted`, recursively. A False in `wanted` may be absent in `declared`."""
     if is_object(wanted):
         return is_object(declared) and all(_covers(declared.get(key), value) for key, value in wanted.items())
     if is_array(wanted):

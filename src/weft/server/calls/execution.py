@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class PendingCoroutine(Generic[T]):
-    """The rest of a coroutine that waits for `awaited`. Await it.
+    """An awaitable that runs the rest of a coroutine, which waits for `awaited` now.
 
     If `context` is given, the steps run in that context instead of the context of the awaiting task. If `task` (the
     awaiting task) is given, `cancelled_itself` shows whether the coroutine itself caused a cancellation.
@@ -88,10 +88,10 @@ class PendingCoroutine(Generic[T]):
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:
-    """Undo all cancellations of the current task, so that it runs to its end.
+    """Undo all cancellations of `task`, which is the current task, so that it runs to its end.
 
-    If the coroutine ended without waiting again, a requested cancellation is still to be raised. It is raised and
-    suppressed here.
+    If the task has not waited since a cancellation was requested, the cancellation was not raised yet. Then it is
+    raised and suppressed here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def take_back(task: asyncio.Task[Any]) -> None:
 
 
 class EagerTaskStarter:
-    """Starts coroutines without a new task for those that never wait.
+    """Starts coroutines at once. Only a coroutine that waits needs a new task.
 
     `create_task` creates a task for each coroutine and starts it in the next iteration of the event loop. Here, the
     first step runs at once, with a spare task as the current task. If the coroutine ends, the spare task is used for
@@ -153,7 +153,7 @@ class EagerTaskStarter:
         return spare.task
 
     def _keep(self, spare: _Spare) -> None:
-        """Keep one spare task; cancel the one that a nested call of `start` has left."""
+        """Keep `spare` for the next coroutine; cancel the spare task that a nested call of `start` has kept."""
         if self._spare is not None:
             self._spare.task.cancel()
         self._spare = spare
@@ -222,7 +222,7 @@ class Deadline:
             self._handle.cancel()
 
     def absorb(self) -> bool:
-        """Return whether this deadline caused a cancellation; if so, undo it."""
+        """Return whether this deadline has cancelled the task; if so, undo the cancellation."""
         if self.expired and self._task is not None:
             self._task.uncancel()
         return self.expired
@@ -234,7 +234,7 @@ class Deadline:
 
 
 class _Outcome:
-    """Result or exception of a function in a thread: a Future must not carry StopIteration or SystemExit."""
+    """Holds what a function in a thread returned or raised: a Future must not hold StopIteration or SystemExit."""
 
     __slots__ = ("error", "value")
 
@@ -244,7 +244,7 @@ class _Outcome:
 
 
 class Threads:
-    """A pool of threads for plain functions. It is created for the first call."""
+    """A pool of threads for plain functions. The threads are created when they are needed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -255,8 +255,8 @@ class Threads:
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
         """Call `fn` in a thread, with the caller's context variables.
 
-        With `to_end`, the first cancellation while the function runs is ignored: the function cannot be stopped, and
-        its result must not be lost.
+        If `to_end` is True, the first cancellation while `fn` runs is ignored: a thread cannot be stopped, and the
+        result of `fn` must not be lost.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()

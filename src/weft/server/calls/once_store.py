@@ -67,10 +67,10 @@ class OnceStore:
         await self._store.delete(key)
 
     async def once(self, name: str, make: Callable[[], Awaitable[bytes]], *, can_stop: bool = True) -> bytes:
-        """Return the result of the first call of `make` for this name; concurrent callers wait for it.
+        """Return the result of the first call of `make` for `name`. Concurrent callers wait for this result.
 
-        If the caller is cancelled, `make` is cancelled and awaited. If it cannot be stopped (`can_stop` is False), it
-        continues in the background, and its result is stored.
+        If the caller is cancelled, `make` is cancelled and awaited. If `can_stop` is False, `make` continues in the
+        background instead, and its result is stored.
         """
         key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
         try:
@@ -95,7 +95,10 @@ class OnceStore:
         return result
 
     async def _claim(self, key: str, claim: bytes) -> bytes | None:
-        """Claim a key and return None, or return the result of an earlier claim."""
+        """Claim a key and return None. If it is claimed already, wait for the result of that claim and return it.
+
+        Raises InvalidParams if that result was too large to store.
+        """
         pause, found = 0.01, None
         while not await self._store.swap(key, found, claim, ttl=HELD_SECONDS):
             kept = await self._store.get(key)
@@ -126,7 +129,7 @@ class OnceStore:
             await self._keep(key, claim, result)
 
     async def _give_up(self, key: str, claim: bytes) -> None:
-        """Release a claim by compare-and-set, because another worker may own the key by now."""
+        """Release a claim. This uses compare-and-set, because another worker may have claimed the key meanwhile."""
         async with _log_failure(f"the next call of a ctx.once function may wait {HELD_SECONDS:.0f} seconds for it"):
             await self._store.swap(key, claim, _GIVEN_UP, ttl=HELD_SECONDS)
 
@@ -138,7 +141,7 @@ class OnceStore:
                 return
 
     async def _count(self, key: str, size: int) -> None:
-        """Count a claim, and drop the oldest ones beyond the bounds."""
+        """Count a stored result. If there are too many results or bytes, delete the oldest results."""
         now = time.monotonic()
         self._bytes += size - self._made.pop(key, (0.0, 0))[1]
         self._made[key] = now + self._seconds, size
@@ -170,7 +173,7 @@ async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
 
 @asynccontextmanager
 async def _log_failure(consequence: str) -> AsyncGenerator[None]:
-    """Log a failure or timeout of the store, with its consequence."""
+    """Log an exception or a timeout of the store in this context, with its `consequence`. Do not raise it."""
     try:
         async with asyncio.timeout(HELD_SECONDS / 3):
             yield

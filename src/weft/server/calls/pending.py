@@ -74,8 +74,8 @@ class PendingRequests:
     ) -> msgspec.Raw:
         """Send a request, wait for its result and return it as JSON.
 
-        Raises `RemoteError` if the peer answers with an error, `RequestTimeout` if the answer is late. If the waiting
-        task is cancelled, `send_cancellation` sends the cancellation; default: the sender of the constructor.
+        Raises `RemoteError` if the peer answers with an error, `RequestTimeout` if no answer comes in time. If the
+        waiting task is cancelled, `send_cancellation` (default: `send` of the constructor) sends a cancellation.
         """
         if self._closed is not None:
             raise RemoteError(InternalError.code, self._closed)
@@ -108,7 +108,10 @@ class PendingRequests:
         return True
 
     def progressed(self, params: ProgressParams) -> bool:
-        """Call `on_progress` of a request, and extend its deadline; return False if the request is not found."""
+        """Pass a progress notification to `on_progress` of its request, and extend the deadline of the request.
+
+        Return False if there is no such request, or if it has no `on_progress`.
+        """
         token: ProgressToken = params.progress_token
         waiting = self._waiting.get(token) if isinstance(token, str) else None
         if waiting is None or waiting.on_progress is None:
@@ -132,7 +135,7 @@ class PendingRequests:
 
 
 async def _cancel_at_peer(send: SendMessage, request_id: str, reason: str) -> None:
-    """Send a cancellation, but do not wait long: perhaps the request was late because the peer does not read."""
+    """Send a cancellation, but do not wait long: perhaps the peer has not answered because it does not read."""
     params = CancelledParams(request_id=request_id, reason=reason)
     try:
         async with asyncio.timeout(CANCEL_SECONDS):

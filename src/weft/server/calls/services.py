@@ -63,13 +63,13 @@ class CachedValue(Generic[T]):
             return value
 
     def forget(self, owner: object) -> None:
-        """Compute the value again when it is next read."""
+        """Forget the value of `owner`, so that it is computed again when it is next read."""
         with self._lock:
             owner.__dict__.pop(self._name, None)
 
 
 class TokenRules(Protocol):
-    """The part of a server's protection that a call needs."""
+    """The part of a server's rules for access tokens that a call needs."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class TokenRules(Protocol):
 
     @property
     def leeway(self) -> float:
-        """Seconds by which clocks may differ."""
+        """Seconds by which clocks may differ. A token is accepted for this time after its expiry."""
         ...
 
 

@@ -87,7 +87,7 @@ _TEXT = frozenset(  # MIME types of text that do not begin with "text/".
 
 
 class _Media:
-    """Bytes, or the file that holds them, with their MIME type. The file is read immediately."""
+    """Bytes with their MIME type. If a path is given instead of bytes, the file is read immediately."""
 
     family = ""  # Start of every MIME type that is allowed.
 
@@ -189,7 +189,7 @@ class File(_Media):
         self.uri = uri
 
     def to_contents(self, uri: str | None = None) -> ResourceContents:
-        """Return the file as resource contents, under its own URI or the given one.
+        """Return the file as resource contents, with `uri` if it is given, else with the file's own URI.
 
         The contents are text if the MIME type is text and the bytes are UTF-8, else base64.
         """
@@ -243,10 +243,10 @@ def to_blocks(value: Any) -> list[ContentBlock]:
 
 
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
-    """Return the MIME type for a file name, else for the first bytes of the data; None if it is unclear.
+    """Return the MIME type of a file name, or else of the first bytes of the data; None if neither is known.
 
-    It must begin with `family` ("image/"). If `family` is empty, data in UTF-8 is plain text, and other data is an
-    octet stream.
+    Only MIME types that begin with `family` ("image/") are returned. If `family` is empty, unknown data in UTF-8 is
+    plain text, and other unknown data is an octet stream.
 
     >>> guess_mime_type(Path("a.png"), b"", "image/"), guess_mime_type(None, b"RIFF____WAVE", "audio/")
     ('image/png', 'audio/wav')
@@ -270,7 +270,7 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
 
 
 def check_mime_type(mime_type: str, what: str) -> None:
-    """Raise UsageError if a MIME type is not written as `type/subtype`. `what` begins the message."""
+    """Raise UsageError if a MIME type is not written as `type/subtype`. The message begins with `what`."""
     if not _MIME.fullmatch(mime_type):
         raise UsageError(f"{what}: {mime_type!r} is not a MIME type. Write it as type/subtype, such as 'text/plain'.")
 

@@ -53,7 +53,7 @@ _MAX_NAME = 256  # Characters of a prompt's name.
 
 
 class _MessageMaker:
-    """Creates messages of one role. If it is used as a type, a TypeError says what to write instead."""
+    """Creates messages of one role. If it is used in a union type, a TypeError says what to write instead."""
 
     def __init__(self, name: str, role: Literal["user", "assistant"]) -> None:
         self.__name__ = name
@@ -79,7 +79,7 @@ class _MessageMaker:
     __ror__ = __or__
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
-        """Accept any value for an annotation such as `-> list[UserMessage]`."""
+        """Return a schema that accepts any value, for an annotation such as `-> list[UserMessage]`."""
         return {"type": "any"}
 
 
@@ -150,7 +150,7 @@ class RegisteredPrompt:
         return f"Prompt {self.definition.name!r} ({self.where})"
 
     def _read(self, text: str) -> Any:
-        """Return the JSON value of a text; the text itself if it is not JSON, which validation then refuses."""
+        """Decode an argument from JSON. If it is not JSON, return the text itself: validation then refuses it."""
         try:
             data = text.encode()
             check_bounds(data, self._limits)
@@ -183,7 +183,7 @@ class RegisteredPrompt:
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a string can fit this schema. A schema without a type accepts any value."""
+    """Return whether this schema accepts strings. A schema without a type accepts any value."""
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
@@ -232,7 +232,7 @@ class Prompts(Registry[RegisteredPrompt]):
         self._add(self._pages, name, prompt, replace=replace)
 
     def find(self, call: Call, name: str) -> RegisteredPrompt:
-        """Return the prompt of this name; raise InvalidParams if there is none."""
+        """Return the prompt with this name; raise InvalidParams if there is none."""
         prompt = self._pages.get(name)
         if prompt is None:
             raise unknown("prompt", name, [prompt.definition.name for prompt in usable(call, self._pages)])
@@ -251,7 +251,7 @@ class Prompts(Registry[RegisteredPrompt]):
 def to_completion(value: Any) -> Completion:
     """Turn the return value of a completion function into a Completion with at most 100 values.
 
-    If there are more values, `total` is their number and `has_more` is True.
+    If the function returned more values, `total` is the number of all values, and `has_more` is True.
 
     >>> to_completion(["de", "en"])
     Completion(values=['de', 'en'], total=2, has_more=False)
@@ -321,7 +321,7 @@ class Completions:
     def add(
         self, fn: Callable[..., Any], *, prompt: str | None = None, template: str | None = None, argument: str
     ) -> None:
-        """Register a function for an argument of a prompt or of a resource template."""
+        """Register a function that suggests values for an argument of a prompt or of a resource template."""
         completion = RegisteredCompletion(fn, argument)
         if (prompt is None) == (template is None):
             raise RegistrationError(
@@ -395,7 +395,7 @@ def _arguments(signature: Signature) -> list[str]:
 
 
 def _choices(signature: Signature, parameter: str) -> list[str]:
-    """Return the strings that the type of a parameter allows, if it lists them."""
+    """Return the strings that the type of a parameter lists (an enum, a `Literal`); empty if it lists none."""
     root = signature.input_schema
     listed: list[Any] = []
     for one in alternatives(root["properties"][parameter], root):

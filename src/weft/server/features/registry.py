@@ -49,7 +49,7 @@ class Feature(Protocol):
 
     @property
     def definition(self) -> Struct:
-        """The entry in the list that clients get."""
+        """The description of the feature that clients get in a list."""
         ...
 
 
@@ -132,19 +132,22 @@ class CacheHint(msgspec.Struct, frozen=True):
 
     @property
     def list_scope(self) -> CacheScope:
-        """The cache scope of a list."""
+        """The cache scope of a list: `scope`, or public if it is None."""
         return self.scope or "public"
 
     @property
     def read_scope(self) -> CacheScope:
-        """The cache scope of the contents of a resource."""
+        """The cache scope of the contents of a resource: `scope`, or private if it is None."""
         return self.scope or "private"
 
 
 def read_cache_hints(
     cache_hint: CacheHint | None, list_cache_hints: Mapping[Any, CacheHint] | None, lists: Sequence[str]
 ) -> tuple[CacheHint, dict[str, CacheHint]]:
-    """Return the hint of a server and those of its lists; raise UsageError for a list that does not exist."""
+    """Return the cache hint of a server, and the cache hint of each of its `lists`.
+
+    Raises UsageError if `list_cache_hints` names a list that does not exist.
+    """
     hint = cache_hint or CacheHint()
     hints = dict(list_cache_hints or {})
     for name in hints:
@@ -167,7 +170,7 @@ class Encoded:
 
 
 class _Snapshot(Generic[T]):
-    """The items of a list between two changes, and the encoded pages.
+    """The items of a list between two changes, and their encoded pages.
 
     A change replaces the whole snapshot, so a page that is being encoded meanwhile belongs to the old snapshot.
     """
@@ -193,7 +196,7 @@ class _Snapshot(Generic[T]):
         return seen
 
     def pages_of(self, key: Hashable) -> dict[int, Encoded] | None:
-        """Return the cached pages of a key, by the position of their first item; None if there are too many keys."""
+        """Return the cached pages of a key, by the position of their first item; None if too many keys are cached."""
         pages = self.pages.get(key)
         if pages is None and len(self.pages) < _MAX_KEYS:
             pages = self.pages.setdefault(key, {})
@@ -230,7 +233,7 @@ class Pages(Generic[T]):
         return iter(self._current().items)
 
     def get(self, name: str) -> T | None:
-        """Return the item of this name, or None."""
+        """Return the item with this name, or None."""
         entry = self._entries.get(name)
         return None if entry is None else entry[1]
 
@@ -239,7 +242,7 @@ class Pages(Generic[T]):
         return list(self._current().names)
 
     def add(self, name: str, item: T) -> None:
-        """Add an item at the end, or replace the item of the same name."""
+        """Add an item at the end, or replace the item with the same name."""
         with self._lock:
             if name in self._entries:
                 self._entries[name] = (self._entries[name][0], item)
@@ -249,7 +252,7 @@ class Pages(Generic[T]):
             self._snapshot = None
 
     def remove(self, name: str) -> T | None:
-        """Remove an item and return it; None if there is none of this name."""
+        """Remove an item and return it; None if no item has this name."""
         with self._lock:
             entry = self._entries.pop(name, None)
             if entry is None:
@@ -274,8 +277,8 @@ class Pages(Generic[T]):
     ) -> Encoded:
         """Return one page, sealed and encoded. Pages are cached by `key`, the protocol version.
 
-        If `sees` is given, the list has only the items for which it returns True. Callers that see the same items have
-        an equal `view`.
+        If `sees` is given, the list has only the items for which `sees` returns True. Then `view` must be equal for all
+        callers that see the same items.
         """
         snapshot = self._current()
         if sees is not None:
@@ -393,7 +396,7 @@ class InsufficientScope(InvalidRequest):
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
-    """Raise InsufficientScope if the token of a call lacks a scope. The challenge names all scopes that are needed."""
+    """Raise InsufficientScope if the token of a call lacks one of `scopes`. The challenge names all needed ones."""
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
         return
@@ -433,11 +436,11 @@ class Registry(Generic[F]):
         return iter(self._pages)
 
     def get(self, name: str) -> F | None:
-        """Return the feature of this name, or None."""
+        """Return the feature with this name, or None."""
         return self._pages.get(name)
 
     def remove(self, name: str) -> None:
-        """Remove a feature and notify subscribers; raise UsageError if there is none of this name."""
+        """Remove a feature and notify subscribers; raise UsageError if no feature has this name."""
         with self._lock:
             if not self._take_out(name):
                 known = self._names()
@@ -451,7 +454,10 @@ class Registry(Generic[F]):
         return self._pages.names()
 
     def _add(self, pages: Pages[Any], name: str, item: F, *, replace: bool) -> None:
-        """Add a checked feature and notify subscribers; raise RegistrationError if its name is taken."""
+        """Add a checked feature and notify subscribers.
+
+        Raises RegistrationError if the name is taken and `replace` is False.
+        """
         with self._lock:
             taken = pages.get(name)
             if taken is not None and not replace:
@@ -469,7 +475,7 @@ class Registry(Generic[F]):
         self._changes.publish(Change(self._kind))
 
     def _prepare(self, item: F, taken: F | None) -> None:
-        """Prepare a registry for a new feature, before the feature can be found. Subclasses override this."""
+        """Prepare to add `item`, which replaces `taken` if that is not None. Subclasses override this."""
 
     def _builder(
         self, result: Callable[..., Result], field: str, hint: CacheHint

@@ -1,7 +1,7 @@
 """Register and read resources and resource templates.
 
-This module finds the resource of a URI, checks that the variables of a template fit its function, and turns return
-values into contents. Only registered resources can be read: no URI is ever opened.
+This module finds the resource of a URI, checks that the variables of a template match the parameters of its
+function, and turns return values into contents. Only registered resources can be read: no URI is ever opened.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class RegisteredTemplate(_Registered):
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether the function accepts every URI that matches, because all parameters are plain strings."""
+        """Whether the function accepts every URI that matches the template: all its parameters are plain strings."""
         parameters = self.signature.input_schema.get("properties", {})
         return all(_restrictions(parameters[name]) <= {("type", "string")} for name in self.template.variables)
 
@@ -169,7 +169,7 @@ class RegisteredTemplate(_Registered):
 
 
 def _read_function(fn: Callable[..., Any], definition: Resource | ResourceTemplate) -> Signature:
-    """Read the signature of a function; its docstring is the default description."""
+    """Read the signature of a function. Its docstring becomes the description if `definition` has none."""
     signature = read_signature(fn, injected=(Call.context_type,), opaque=_OPAQUE, kind="resource", name=definition.name)
     definition.description = definition.description or signature.description or None
     return signature
@@ -211,7 +211,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         return chain(self._pages, self._templates)
 
     def get_template(self, text: str) -> RegisteredTemplate | None:
-        """Return the template with this text, or None."""
+        """Return the template that was registered as `text`, or None."""
         return self._templates.get(text)
 
     def add(
@@ -329,7 +329,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         return None, {}
 
     def scopes_of(self, uri: str) -> tuple[str, ...]:
-        """Return the scopes that are needed to read this URI; none for an unknown URI."""
+        """Return the scopes that are needed to read this URI; empty for an unknown URI."""
         entry = self.find(uri)
         return () if entry is None else entry.scopes
 
@@ -356,7 +356,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
-    """Return a new result with a return value. None means that the resource is not found."""
+    """Turn a return value into a new result. Raises ResourceNotFound if the value is None or has no contents."""
     mime_type = entry.definition.mime_type
     if isinstance(value, ReadResourceResult):
         result = copy(value)
@@ -375,7 +375,7 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
 
 
 def _registered_contents(content: Any, definition: Resource, where: str) -> list[ResourceContents]:
-    """Return the fixed contents of a resource. If its MIME type and size are not given, set them."""
+    """Return the fixed contents of a resource. Set the MIME type and the size in `definition` if they are missing."""
     try:
         contents = to_contents(content, definition.uri, definition.mime_type)
     except Unserialisable as error:
@@ -389,7 +389,7 @@ def _registered_contents(content: Any, definition: Resource, where: str) -> list
 
 
 def _restrictions(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the keywords of a schema that restrict its values, with their values."""
+    """Return the keywords of a schema that restrict which values are valid, each with its value as text."""
     return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
 
 
@@ -408,7 +408,7 @@ def _check_readable(template: UriTemplate) -> None:
 
 
 def _check_variables(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Raise RegistrationError if parameters without a default differ from the variables of the template."""
+    """Raise RegistrationError if a variable has no parameter, or a parameter without a default has no variable."""
     parameters = signature.input_schema.get("properties", {})
     unknown = [name for name in template.variables if name not in parameters]
     missing = [name for name in signature.input_schema.get("required", ()) if name not in template.variables]
@@ -428,7 +428,7 @@ def _check_variables(template: UriTemplate, signature: Signature, where: str) ->
 
 
 def _check_types(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Raise RegistrationError if the type of a parameter accepts no value of its variable."""
+    """Raise RegistrationError if a parameter does not accept what its variable gives: a text, or a list of texts."""
     for name in template.variables:
         schema = signature.input_schema["properties"][name]
         kinds: list[Any] = [one.get("type") for one in alternatives(schema, signature.input_schema)]

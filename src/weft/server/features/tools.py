@@ -157,7 +157,7 @@ class RegisteredTool:
         return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """Return the parameter that gets all arguments of a tool with input_schema=; None if it has no parameter."""
+        """Return the one parameter that gets all arguments of a tool with `input_schema=`, or None if it has none."""
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
             raise self._refusal(
@@ -243,7 +243,7 @@ class RegisteredTool:
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
     def _full(self, value: Result) -> Result:
-        """Return a copy of a result that the tool returned, after a check against its declared output."""
+        """Check a result that the function returned against the tool's output schema, and return a copy of it."""
         result = copy(value)
         if isinstance(result, CallToolResult):
             result.content = to_blocks(result.content)
@@ -252,7 +252,10 @@ class RegisteredTool:
         return result
 
     def _promised(self, value: Any) -> Any:
-        """Return the structured content of a result that the tool returned; raise OutputError if it does not fit."""
+        """Return `value`, the structured content of a result that the function returned, as JSON values.
+
+        Raises OutputError if `value` is missing or does not match the output schema.
+        """
         promise, remedy = "its output_schema", "Put a value that fits the schema into structured_content=."
         if self._output is None:
             promise = f"its return type {type_name(self.signature.returns)}"
@@ -286,7 +289,8 @@ def _is_sensitive(name: str) -> bool:
 def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
     """Return the result that tells the model which exception ended a tool call.
 
-    Return None for a `ProtocolError` or an exception of middleware: the call is then answered with a JSON-RPC error.
+    Return None for an exception of middleware, and for a `ProtocolError` that the era does not tell the model: the call
+    is then answered with a JSON-RPC error.
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
@@ -302,7 +306,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
 
 
 def _model_texts(error: BaseException, call: Call) -> list[str]:
-    """Return the texts of a ToolError or of a group of them; none if the group has any other exception."""
+    """Return the texts of a ToolError, or of a group with only ToolErrors; for other exceptions, return no texts."""
     if isinstance(error, ArgumentsError):
         return [error.describe(call.services.limits)]
     if isinstance(error, ToolError):
@@ -365,7 +369,7 @@ class Tools(Registry[RegisteredTool]):
         return tool.invoke(call, params)
 
     def _as_changed(self, params: CallToolParams) -> CallToolParams:
-        """Return the params with the arguments that middleware has set, which are validated like those of a client."""
+        """Return the params with the arguments that middleware has set. They are validated like those of a client."""
         if "arguments" not in params.__dict__:
             return params
         arguments: Any = params.arguments
@@ -377,7 +381,7 @@ class Tools(Registry[RegisteredTool]):
         return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
-        """Check the scopes, the mirrored headers and the needed capabilities of a call before anything runs."""
+        """Check the scopes, the mirrored headers and the needed capabilities of a call before any code of the user."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)

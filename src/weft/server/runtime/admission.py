@@ -1,6 +1,6 @@
 """Limit how much is served at once, and wait for open calls when the server stops.
 
-`BodyMemory` bounds the memory of large bodies, `LargeMessageQueue` the time that large messages take from others.
+`BodyMemory` limits the memory of large bodies. `LargeMessageQueue` limits how long large messages block other messages.
 `OpenCalls` contains only calls that wait for something. A call that is answered in one step is never added.
 """
 
@@ -36,8 +36,8 @@ class Busy(InternalError):
 class BodyMemory:
     """The memory of large bodies that are being read or wait in the queue, counted by peer.
 
-    A peer may use at most as much memory as remains free for others: the first peer up to a half of all, the next up
-    to a quarter, and so on. So there is always memory for another peer.
+    A peer may use at most as much memory as remains free for others: the first peer up to half of the memory, the next
+    up to a quarter, and so on. So there is always memory for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -49,7 +49,7 @@ class BodyMemory:
         return HeldBody(self, peer)
 
     def take(self, peer: str, size: int) -> None:
-        """Count more bytes of a peer; raise `Busy` if that is more than its share."""
+        """Count `size` more bytes for a peer; raise `Busy` if the peer would then use more than its share."""
         own = self._used.get(peer, 0) + size
         if own > self._free - size:
             raise Busy("The server is reading too many large requests. Send this request again in a moment.")
@@ -57,7 +57,7 @@ class BodyMemory:
         self._free -= size
 
     def give_back(self, peer: str, size: int) -> None:
-        """Free bytes of a peer."""
+        """Count `size` fewer bytes for a peer, because this memory is free again."""
         left = self._used.get(peer, 0) - size
         self._free += size
         if left:
@@ -77,7 +77,7 @@ class HeldBody:
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Set the size of the body; raise `Busy` if there is no memory for it."""
+        """Set the size of the body so far; raise `Busy` if the peer would then use more than its share of memory."""
         self._memory.take(self._peer, size - self._size)
         self._size = size
 
@@ -92,8 +92,8 @@ class LargeMessageQueue:
 
     Parsers and validators cannot be interrupted, and a thread does not help, because they hold the interpreter lock.
     Because of the pause, a client that sends one large message after another leaves half of the time to other clients.
-    Peers take turns, so that a message waits for at most one message of each other peer. Small messages of a peer go
-    before its large ones.
+    Peers take turns, so that a message waits for at most one message of each other peer. Among the messages of
+    one peer, smaller ones are preferred.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -225,7 +225,7 @@ class OpenCalls:
         self.end(when=f"after {seconds:g} s")
 
     def log_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Log which calls a web server waits for when it stops. The web server decides how long it waits."""
+        """Log soon which calls the stopping web server waits for. The web server decides how long it waits."""
         loop.call_later(_TURN, self._log_waiting)
 
     def _log_waiting(self, how_long: str = "") -> None:
@@ -239,7 +239,7 @@ class OpenCalls:
             self.end()
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
-        """Cancel all calls, or those that are `concerned`. They are answered with an error if that is possible."""
+        """Cancel all calls for which `concerned` returns True. They are answered with an error if possible."""
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
             log.warning("The server stops. It cancels, %s, %s.", when, self._describe(ending))

@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 
 
 def check_middleware(layer: Any) -> None:
-    """Raise UsageError for middleware that is a plain `def`: its `try` around `next()` would never catch anything.
+    """Raise UsageError if middleware is a plain `def`, in which a `try` around `next()` would never catch anything.
 
-    A plain function is accepted if it clearly returns an awaitable: it wraps an `async def`, is a lambda, or has such
-    an annotation.
+    A plain function is accepted if it clearly returns an awaitable: it wraps an `async def`, is a lambda, or its
+    return annotation names an awaitable.
     """
     code = target(layer)
     returned = str(getattr(code, "__annotations__", {}).get("return", ""))
@@ -84,7 +84,7 @@ def check_middleware(layer: Any) -> None:
 def explain_next(
     error: BaseException, middleware: Sequence[Callable[..., Any]], chain: Callable[..., Any]
 ) -> BaseException:
-    """Return a UsageError if the error is a TypeError caused by an argument to `next`, else the error itself."""
+    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not is_users(frames[-1].f_code.co_filename):
         return error
@@ -150,13 +150,16 @@ class Translations:
         return [fn for fn, _ in self._functions.values()]
 
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
-        """Return a copy with one more function; raise UsageError if the class is taken or `fn` cannot be called."""
+        """Return a copy in which `fn` translates exceptions of the class `kind`.
+
+        Raises UsageError if the class has a function already, or if `fn` does not take `(error)` or `(error, ctx)`.
+        """
         if kind in self._functions:
             raise UsageError(f"server.on_error({kind.__name__}) is registered twice; one function is enough.")
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
 
     async def translate(self, call: Call, error: BaseException) -> Result | BaseException:
-        """Return the result or error for the client; the exception itself if no function translates it."""
+        """Return the result or error that a function makes of `error`, or `error` itself if no function handles it."""
         error, kind = self._find(call, error)
         if kind is None:
             return error
@@ -177,7 +180,10 @@ class Translations:
             return fault
 
     def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
-        """Return the exception to translate and the nearest registered class, or None instead of the class."""
+        """Return the exception to translate, and the nearest of its classes that has a function.
+
+        An exception that is alone in its group is taken out of the group. The class is None if no class has a function.
+        """
         kind = self._class_for(call, error)
         lone = error
         while kind is None and isinstance(lone, BaseExceptionGroup):
@@ -201,7 +207,7 @@ class Translations:
 
 
 def check_exceptions(kind: object) -> None:
-    """Raise UsageError unless `kind` is a class of exceptions. It is a function if `@on_error` has no argument."""
+    """Raise UsageError unless `kind` is an exception class. `@on_error` without `()` passes the function instead."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
     given = cast("Any", kind)
@@ -260,7 +266,7 @@ _UNKNOWN = object()
 
 
 def find_tracing() -> Tracing | None:
-    """Return the tracing of calls; None if OpenTelemetry is not installed."""
+    """Return an object that traces calls, or None if OpenTelemetry is not installed."""
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.trace") is None:
         return None
     return Tracing()
@@ -282,8 +288,8 @@ class Tracing:
     def is_on(self) -> bool:
         """Return whether a tracer provider is set.
 
-        The public function reads the environment each time, which takes 2 % of a call. So the module's private variable
-        is read first, if this version of OpenTelemetry has it.
+        OpenTelemetry's public function reads the environment each time, which takes 2 % of the time of a call. So a
+        private variable of OpenTelemetry is read first, if the installed version has it.
         """
         trace = self._trace
         if getattr(trace, "_TRACER_PROVIDER", _UNKNOWN) is None:
@@ -331,7 +337,7 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """Serves the calls of one server: a table of methods, each composed with the middleware once.
+    """Serves the calls of one server: a table of handlers by method, each wrapped in the middleware once.
 
     The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
     still set the HTTP status. If middleware has changed the params, they are checked again.
@@ -429,7 +435,7 @@ class Dispatcher:
             return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
-        """Check a call and return its handler."""
+        """Check a call and return its handler. Raises ProtocolError if the call is refused."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
             asker_of(call)  # decrypts the state, and refuses an invalid one
@@ -518,7 +524,7 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
 
 
 async def _spend(call: Call, state: str) -> None:
-    """Mark the single-use state of this call as used, before the handler runs."""
+    """Mark the single-use state of a call as used. Raises StateRefused if it was used before."""
     if not await call.services.once_store.spend(state):
         call.spends = None  # used by another call, and only that call may give it back
         raise StateRefused
@@ -551,7 +557,7 @@ def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result |
 
 
 async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Check and serve a call after middleware had access to its params. They may now name another tool."""
+    """Check a call again and serve it: middleware may have changed its params, such as the name of the tool."""
     spent = call.spends
     check(call)
     if call.spends is not None and spent is None:
@@ -561,13 +567,13 @@ async def _check_again(check: Check, handler: Handler, call: Call) -> Result | E
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
-    """Return a list as a result and not as cached bytes, because middleware may change it."""
+    """Return the result of a list method as a copy, not as cached bytes, because middleware may change it."""
     result = await handler(call)
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
 def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
-    """Call one middleware. The dispatcher checks the result of the outermost, which saves a coroutine."""
+    """Call one middleware without a check of its result. `Dispatcher.run` checks the result of the outermost one."""
     following: Any = partial(chain, call)
     return layer(call.context, following)
 
@@ -580,7 +586,7 @@ async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result
 
 
 def checks_of(tools: Tools, resources: Resources, prompts: Prompts, most_uris: int) -> dict[str, Check]:
-    """Return the checks of a server, by method."""
+    """Return, by method, the checks that run before any code of the user."""
     checks = _Checks(resources, prompts, most_uris)
     return {
         "tools/call": tools.check,
@@ -644,7 +650,7 @@ class Extension:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that are declared under the identifier in `capabilities.extensions`."""
+        """The settings that the server declares for this extension in `capabilities.extensions`."""
         return {}
 
     def methods(self) -> Sequence[tuple[Method, Handler]]:
@@ -662,7 +668,7 @@ class Extension:
     def require(self, call: Call) -> None:
         """Raise UndeclaredExtension if the client did not declare this extension.
 
-        If the server runs without sessions, clients of the session era are accepted: their declarations are unknown.
+        If the server runs without sessions, clients of the session era are accepted: what they declared is unknown.
         """
         if call.knows_client and not self.declared_by(call):
             raise UndeclaredExtension(call.method, self.id)

@@ -1,7 +1,7 @@
 """Log requests under `weft.server`: at level `info` one line per call and per refusal, at `debug` every message.
 
-The log level is read once, when the server is created. If it is above `info`, the plain `Dispatcher` serves calls. Only
-for messages that are refused before they become calls, the level is checked each time.
+The log level is read once, when the server is created. If it is above `info`, the plain `Dispatcher` serves calls. For
+messages that are refused before they become calls, the level is checked each time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_REASON = 300  # characters of a logged reason
 
 
 def dispatcher_class() -> type[Dispatcher]:
-    """Return the dispatcher that logs calls if the log level is info, else the plain one."""
+    """Return `LoggedDispatcher` if the log level is `info` or lower, else `Dispatcher`."""
     return LoggedDispatcher if log.isEnabledFor(logging.INFO) else Dispatcher
 
 
@@ -77,7 +77,7 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """Describe how a call ended: HTTP status, error code, `isError` or `asks`; "ok" if there is none of these."""
+    """Describe how a call ended, such as "200" or "200/isError"; without HTTP, such as "ok", "-32602" or "asks"."""
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type

@@ -28,7 +28,7 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class Lifespan:
-    """The user's context manager around serving: entered at the start or with the first request, left once."""
+    """The user's context manager: entered when the server starts, or with the first request, and left at the end."""
 
     def __init__(self, factory: LifespanFactory | None, services: Services) -> None:
         _check(factory)
@@ -48,7 +48,7 @@ class Lifespan:
         return self._task
 
     def report(self, error: Exception) -> str:
-        """Log that the start failed, once for all requests that wait for it; return the text for clients."""
+        """Log that the lifespan failed to start, once for all waiting requests. Return the error text for clients."""
         summary = summary_of(error)
         if self._reported is None or self._reported[0] != summary:
             text = report(f"The lifespan of {self._services.name!r}", error, debug=self._services.debug)
@@ -137,9 +137,10 @@ def _no_lifespan(what: str) -> UsageError:
 
 
 async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:
-    """Wait for `stop`; return the cancellation if the event loop shuts down before.
+    """Wait for `stop` and return None; if the task is cancelled first, return the cancellation.
 
-    The cancellation is not raised here, so that the lifespan's code after `yield` runs even without a `finally`.
+    The event loop cancels the task when it shuts down. The cancellation is not raised here, so that the lifespan's code
+    after `yield` runs even if it is not in a `finally`.
     """
     try:
         await stop.wait()
@@ -154,7 +155,7 @@ def _is_cancelled() -> bool:
 
 
 def _failure(error: BaseException) -> Exception:
-    """Return the error for requests that wait for the start. They must not get a cancellation or SystemExit."""
+    """Return the error for requests that wait for the lifespan: `error`, or a RuntimeError if it is no Exception."""
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"The lifespan raised {type(error).__name__} before it yielded; raise an Exception instead.")
@@ -179,10 +180,10 @@ class Background:
         self._again: set[_Key] = set()  # functions to call once more when they have ended
 
     def start(self, option: str, fn: Callable[[Connection], Any], connection: Connection) -> None:
-        """Call `fn(connection)`, which was given to `option`, in a task.
+        """Call `fn(connection)` in a task. `option` is the option that `fn` was given to, for error messages.
 
-        If the function still runs for this connection, it is called once more when it has ended, even if `start` was
-        called several times. So a client that repeats a notification cannot start many tasks.
+        If `fn` still runs for this connection, it is called again when it has ended, but only once, however often
+        `start` was called. So a client that repeats a notification cannot start many tasks.
         """
         key, name = (fn, connection), repr(getattr(fn, "__name__", option))
         if key in self._tasks:
@@ -194,7 +195,7 @@ class Background:
             self._tasks[key] = asyncio.get_running_loop().create_task(running, name=f"weft-{name}")
 
     async def close(self, timeout: float) -> None:
-        """Cancel the tasks, and wait for them."""
+        """Cancel the tasks, and wait at most `timeout` seconds until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -263,7 +264,7 @@ class Runtime(Services):
     def is_full(self, *, own: int = 0) -> bool:
         """Return whether the limit of running requests is reached; listen streams have a separate limit.
 
-        `own` is how many of the counted requests belong to the caller.
+        `own` of the running requests belong to the caller itself, and are not counted.
         """
         most = self.limits.in_flight + own
         return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most

@@ -98,7 +98,7 @@ class ListenStreams:
         return EmptyResult(meta=meta)
 
     def close(self, peer: str | None = None) -> int:
-        """End the open streams gracefully, all or those of one peer; return how many there were.
+        """End all open streams, or only those of `peer`, after their pending changes are sent. Return their number.
 
         After `close()` without a peer, a stream that is opened later in the same event loop ends at once.
         """
@@ -189,8 +189,9 @@ AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Call `end` when the token expires while this context is open, then every second while `end` returns True.
+    """Return a context in which `end` is called when the token expires, and again each second while it returns True.
 
+    The context gives a function, to which newer tokens of the client are passed: the token that expires last counts.
     `end` is not called if the server itself does not verify tokens, or if the token has no expiry.
     """
     return _NEVER if services.auth is None else _expiring(services, info, end)

@@ -1,4 +1,4 @@
-"""Write the messages about arguments and types that do not fit.
+"""Write the messages about arguments that do not match a signature, and about types that cannot be used.
 
 The messages about arguments are for a model. They say which argument is wrong, which type is expected and which type
 was sent. They never contain a value that was sent, or the name of a library. Arguments are not validated here.
@@ -108,9 +108,9 @@ def remedy(error: BaseException, otherwise: str) -> str:
 
 
 class ArgumentsError(ToolError):
-    """The arguments of a call do not fit the function. `issues` has a sentence for each of the first problems.
+    """The arguments of a call do not match the signature. `issues` has a sentence for each of the first problems.
 
-    The limits bound how many issues and bytes of text the client gets.
+    The limits of the server set how many issues, and how many bytes of text, the client gets.
     """
 
     def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unlisted: int = 0) -> None:
@@ -121,7 +121,7 @@ class ArgumentsError(ToolError):
         super().__init__(self.describe(DEFAULT_LIMITS))
 
     def describe(self, limits: Limits) -> str:
-        """Return the text for the client."""
+        """Return the text for the client, shortened to the limits."""
         shown = self._all_issues[: limits.error_issues]
         lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in shown)]
         if more := len(self._all_issues) - len(shown) + self._unlisted:
@@ -139,8 +139,8 @@ def explain(
 ) -> ArgumentsError:
     """Return the error that describes the problems that validation found (pydantic's `errors()`).
 
-    `arguments` are the validated arguments, `schema` is the input schema. `subject` begins the text ("The arguments of
-    …"). `are_texts` means that every argument was sent as a text, as for prompts.
+    `arguments` are the arguments that were validated, `schema` is the input schema. The text begins with `subject`
+    ("The arguments of …"). `are_texts` means that every argument was sent as a text, as for prompts.
     """
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
@@ -172,8 +172,8 @@ def explain(
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
     """Return the problems without those of union members that the client probably did not mean.
 
-    The client probably meant the member with the fewest problems, of those whose type fits. Steps of a location before
-    `start` are ignored.
+    The client probably meant the member with the fewest problems, among those of the right type. The first `start`
+    steps of each location are ignored.
     """
     likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
@@ -198,7 +198,10 @@ def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
 
 
 def _member_step(problem: Mapping[str, Any], arguments: Any, start: int) -> int | None:
-    """Return the index of the step that names a union member: the first that does not exist in the arguments."""
+    """Return the index of the step that names a union member: the first step that does not exist in the arguments.
+
+    Return None if the location has no such step. The first `start` steps are ignored.
+    """
     location: Sequence[str | int] = problem["loc"]
     for at, step in enumerate(location):
         inside, arguments = _step(arguments, step)
@@ -270,7 +273,7 @@ def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
 
 
 def _text_of(words: str) -> str | None:
-    """Return words that say how a JSON value is written as a text; None if it is a text itself.
+    """Turn words for a JSON value into words for a text that contains it; None if the value is a text itself.
 
     >>> _text_of("an integer or null")
     "the text of an integer or null, such as '3'"
@@ -334,7 +337,7 @@ def _name(path: _Path) -> str:
 
 
 def place_of(path: Sequence[str | int]) -> str:
-    """Return a path to a part of a value as text.
+    """Format the path to a part of a value, for messages.
 
     >>> place_of(("seats", 1, "row"))
     "'seats[1].row'"

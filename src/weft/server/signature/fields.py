@@ -138,7 +138,7 @@ class _Fields:
                 )
 
     def blame(self, error: Exception) -> RegistrationError:
-        """Return the error that names the parameter with the wrong type. Each parameter is tried separately."""
+        """Compile each parameter separately, and return an error that names the first whose type cannot be used."""
         for name, field in self.fields.items():
             try:
                 schema_of(_typed_dict({name: field}), "validation")
@@ -182,7 +182,7 @@ def _outer_name(name: str, field: Any) -> str:
 
 
 def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """Return the first name on the path to an argument that also has other names; None if all have one name."""
+    """Return the first name on `path` for which clients may send another name; None if there is no such name."""
     definitions: dict[str, Any] = {}
     for name in path:
         by_name = _takes_names(core)
@@ -199,7 +199,10 @@ def _loose_name(core: Any, path: Sequence[str]) -> str | None:
 
 
 def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the name and schema of each field that has only one name."""
+    """Yield the name and schema of each field that clients can send under one name only.
+
+    If `by_name` is True, a field with an alias can also be sent under its own name.
+    """
     fields: Any = core["fields"]
     if is_array(fields):
         fields = {field["name"]: field for field in fields}
@@ -256,7 +259,7 @@ _seen = _Seen()
 
 
 def guarded(core: Any) -> Any:
-    """Return the core schema with a check of all keys that could have the same hash; unchanged if there are none."""
+    """Return the core schema with a check of the keys of all sets and mappings that need it; unchanged if none does."""
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
@@ -335,7 +338,7 @@ def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Return whether a type does not set what happens to unknown fields. A custom `__init__` decides it itself."""
+    """Return whether a type has fields, but neither a setting for unknown fields nor its own `__init__`."""
     if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
         return False
     # In a TypedDict, pydantic also writes its default, "ignore".
@@ -345,9 +348,9 @@ def _is_silent_on_extras(core: Any) -> bool:
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with each definition inlined where it is used.
 
-    Mirrored headers need nested models to be found through `properties` only. Some clients do not follow references:
-    VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition that contains itself stays
-    under `$defs`. So do definitions that are used twice, if the schema would become too long.
+    For mirrored headers, nested models must be found through `properties` alone. And some clients do not follow
+    references: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition that contains
+    itself stays under `$defs`. So do definitions that are used twice, if the schema would become too long.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
@@ -435,7 +438,7 @@ class _Plain(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Do nothing. A default that is not JSON is left out of the schema, but is still used."""
+        """Ignore the warning about a default that is not JSON: the schema does not show it, but it is still used."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return self._shown(super().model_schema(schema), schema)
@@ -447,7 +450,7 @@ class _Plain(GenerateJsonSchema):
         return self._shown(super().typed_dict_schema(schema), schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Remove the pattern of pydantic before 2.14. It has a look-ahead, which linear-time regex engines refuse."""
+        """Return the schema without the pattern of pydantic before 2.14: many regex engines refuse its look-ahead."""
         shown = super().decimal_schema(schema)
         for part in (shown, *shown.get("anyOf", ())):
             if "(?!" in part.get("pattern", ""):

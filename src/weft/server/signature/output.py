@@ -1,7 +1,7 @@
 """Describe what a function returns, and turn its return values into JSON.
 
-The JSON values always fit the output schema. A value that does not fit, or that is not JSON, causes an error that says
-where it is. Its `repr` is never sent. Text has no schema, but a function annotated as text must return text.
+The JSON values always match the output schema. If a value does not match it, or is not JSON, the error says which part
+is wrong. The `repr` of a value is never sent. Text has no schema, but a function annotated as text must return text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OutputError(WeftError):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The schema of the return values, and `dump`, which turns a return value into JSON values that fit the schema.
+    """The schema of the return values, and `dump`, which turns a return value into JSON values of that schema.
 
     Both are None if there is no output schema. If the return type is text, `require_text` refuses other values.
     """
@@ -60,7 +60,7 @@ class _Type(msgspec.Struct, frozen=True):
 def read_output(
     fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str, refs: bool = False
 ) -> Output:
-    """Read an evaluated return annotation; raise RegistrationError if it cannot be described."""
+    """Read an evaluated return annotation; raise RegistrationError if JSON Schema cannot describe the type."""
     subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
@@ -127,7 +127,7 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
 
 
 def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
-    """Return the error in the fields of an instance of the right class, which `validate` does not check."""
+    """Return the error in the fields of `value`, or None. `validate` checks its class, but not its fields."""
     try:
         parts = promised.to_python(value, round_trip=True, warnings=False)
         promised.validate(parts, by_alias=True, by_name=True)
@@ -146,7 +146,7 @@ def _not_json(subject: str, value: object, error: Exception) -> OutputError:
 
 
 def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | None:
-    """Return the check for a return type that is text. Without it, other values would be sent as text as well."""
+    """Return a function that refuses values other than text, if the return type is text; otherwise None."""
     kinds = tuple(one if isinstance(one, type) else object for one in members(returns))
     if str not in kinds or not {str, type(None)}.issuperset(kinds):
         return None
@@ -210,7 +210,7 @@ def to_json_text(value: Any) -> str:
 
 
 def _check_numbers(data: bytes, value: Any) -> None:
-    """Raise Unserialisable for NaN and infinity, but not for these words inside a text."""
+    """Raise Unserialisable if a number in `data` is NaN or infinite. Inside a text, these words are allowed."""
 
     def refuse(_: str) -> NoReturn:
         place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))
@@ -235,7 +235,7 @@ def check_text(value: str) -> str:
 
 
 def refuse_unawaited(value: Any, place: _Place = ()) -> None:
-    """Raise Unserialisable for a coroutine that was not awaited. Close it, so that Python does not warn as well."""
+    """Raise Unserialisable if `value` is a coroutine. Close the coroutine, so that Python does not warn as well."""
     if isinstance(value, CoroutineType):
         coroutine = cast("CoroutineType[Any, Any, Any]", value)
         coroutine.close()

@@ -79,7 +79,7 @@ class Signature(msgspec.Struct, frozen=True):
         return self._bind_leniently(raw, problems)
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments for decoded JSON values; raise ArgumentsError if they do not fit."""
+        """Convert JSON values to keyword arguments; raise ArgumentsError if they do not match the signature."""
         return self.bind_json(pydantic_core.to_json(dict(values)))
 
     def _problems(self, error: ValidationError) -> list[Any]:
@@ -134,11 +134,11 @@ def read_signature(
 ) -> Signature:
     """Read a function; raise RegistrationError, with its location and the remedy, if it cannot be used.
 
-    Weft itself passes the parameter whose class is in `injected`. `opaque` are classes of results that are not JSON
-    values. No output schema is made for them. No output schema is made for `str`, `bytes`, `None` and `Any` either,
-    because it would say nothing more than the text of the result, nor for `list` and `list[Any]`, which may contain
-    content blocks. `untyped` accepts parameters without an annotation, for a tool with a schema. With `refs`, the
-    definitions of a schema stay under `$defs`.
+    A parameter whose class is in `injected` gets its value from Weft, not from the client. `opaque` are classes of
+    results that are not JSON values. They get no output schema. Neither do `str`, `bytes`, `None` and `Any`, for which
+    a schema would say nothing new, nor `list` and `list[Any]`, which may contain content blocks. If `untyped` is True,
+    parameters may have no annotation, as in a tool with `input_schema=`. If `refs` is True, the definitions of a schema
+    stay under `$defs`.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -173,7 +173,8 @@ def read_signature(
 def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
     """Return the arguments with 3 in place of 3.0 where an integer is expected, or None if nothing has to change.
 
-    JSON Schema calls both integers. In a union, another member, such as a boolean, must not accept the number first.
+    In JSON Schema, 3.0 is an integer too. It is replaced before the lenient validation, in which another member of a
+    union, such as a boolean, might accept it.
     """
     places = [problem["loc"] for problem in problems if problem["type"] == "int_type" and _is_whole(problem["input"])]
     if not places:
@@ -192,7 +193,7 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:
-    """Return whether a value must not be converted, although the lenient validation would do it."""
+    """Return whether the value of a problem must not be converted, although lenient validation would convert it."""
     given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
         if isinstance(given, str):
@@ -306,7 +307,7 @@ class _Reader:
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")
 
     def evaluate(self, name: str, annotation: Any, subject: str) -> Any:
-        """Return the annotation with every name in it resolved, even if it was written as text."""
+        """Evaluate an annotation, which may be written as text, and return the type."""
         if annotation is _EMPTY or annotation is None:
             return annotation
         holder = types.SimpleNamespace(__annotations__={name: annotation})
@@ -383,7 +384,7 @@ def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | Non
 def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
     """Read a `Parameters` section; return the number of the next line, or None if there is no such section.
 
-    The header is underlined. Entries start at its margin, and their text is indented.
+    The header is underlined. Entries are indented like the header, and their text is indented more.
     """
     if at + 1 >= len(lines) or not _is_header(lines[at], colon=False) or not _is_underline(lines, at + 1):
         return None
