@@ -142,7 +142,7 @@ class Context:
 
     @property
     def connection_id(self) -> str:
-        """The id of the session. If there is no session, every call has another `connection_id`.
+        """The id of the session. If there is no session, every call has a different `connection_id`.
 
         To store data for later calls, use `session_id` as the key. It is None if there is no session.
         """
