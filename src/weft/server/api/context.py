@@ -409,7 +409,10 @@ class Context:
         return key in self._answers
 
     def input_response(self, key: str, type: type[T]) -> T:
-        """Return the answer for `key` as `type`. Raise `InvalidParams` if it is missing or is not a valid `type`."""
+        """Return the answer for `key` as `type`. Raise `InvalidParams` if there is no answer.
+
+        If the answer is not a valid `type`, raise `InvalidParams`; in a session, raise `QuestionFailed`.
+        """
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
         try:

@@ -37,8 +37,8 @@ _PORTS = {"https": 443, "http": 80}
 class Dpop:
     """Settings for tokens that are bound to a key.
 
-    Such tokens are accepted only with a proof. With `required`, other tokens are refused. With `nonces`, a
-    proof must repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
+    Such tokens are accepted only with a proof. With `required`, other tokens are refused. With `nonces`, a proof must
+    repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class KeySet:
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
         """Return the keys that may verify signatures of an algorithm. If `kid` is given, leave out keys with other ids.
 
-        Raises `VerifierFailed` if the keys could never be fetched.
+        Raises `VerifierFailed` if the keys have to be fetched, and no fetch has succeeded so far.
         """
         if self._uri is not None:
             if not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS:

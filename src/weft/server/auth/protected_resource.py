@@ -109,9 +109,9 @@ class ResourceServer(Protection):
         resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is
             never taken from a request, which could name any URL.
         authorization_servers: Issuer URLs of the servers that issue tokens; clients log in there.
-        verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function from a
-            token to the `TokenInfo` of the caller, or None. If the function returns the claims `exp`, `nbf` or `aud`,
-            they are checked.
+        verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function that
+            takes a token and returns the `TokenInfo` of the caller, or None if the token is not valid. If the
+            `TokenInfo` has the claims `exp`, `nbf` or `aud`, they are checked.
         scopes: Scopes that every request needs. Clients ask for them when they log in; the additional scopes of a tool
             are asked for when the tool is first used.
         implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.

@@ -12,8 +12,8 @@ Making and formatting a log record takes half as long as a short call. So if the
 configuration, its line is written without a log record. With a filter, another handler or formatter, colours, or a
 patched `logging`, the logger is called as uvicorn calls it.
 
-All names of uvicorn that are not public are listed in docs/design.md. If a release of uvicorn lacks one of
-these names, the public interface is used instead.
+All names of uvicorn that are not public are listed in docs/design.md. If a release of uvicorn lacks one of these names,
+the public interface is used instead.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Engine(Runtime):
             self.background.start("on_roots_changed", fn, connection)
 
     def calls_for_itself(self, fn: object) -> bool:
-        """Return whether the server calls `fn` itself, as middleware, callback or lifespan, so that clients cannot."""
+        """Return whether `fn` is middleware, a callback or the lifespan: functions that clients do not call."""
         of_errors = () if self._translations is None else self._translations.functions
         return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
 
@@ -294,7 +294,7 @@ def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
 
 
 def _offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Extension]) -> dict[str, Method]:
-    """Return the methods of an era that this server offers: by its declared capabilities, and by its extensions."""
+    """Return the methods of an era that this server offers: for its declared capabilities, and of its extensions."""
     methods = {
         name: method
         for name, method in METHODS.items()

@@ -1,6 +1,6 @@
 """Prepare to serve over HTTP: check options, warn about mistakes, open the socket, find a URL and a command to show.
 
-Each check raises a `StartError` that says what to do.
+If a check fails, it raises a `StartError` that says what to do.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_workers(workers: Any) -> None:
 
 
 def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
-    """Warn if there must be a proxy in front of the server, but `trusted_proxies` is empty.
+    """Warn if the options imply that there is a proxy in front of the server, but `trusted_proxies` is empty.
 
     Without trusted proxies, all clients of the proxy share the limits of one client.
     """

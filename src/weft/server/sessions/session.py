@@ -361,7 +361,7 @@ async def _initialize(call: Call) -> InitializeResult:
 
 
 def _without_changes(capabilities: ServerCapabilities) -> ServerCapabilities:
-    """Return the capabilities of a server that keeps no sessions: it never notifies clients of changes."""
+    """Return the capabilities without notifications of changes, which a server without sessions cannot send."""
     silent = ListChangedCapability()
     return msgspec.structs.replace(
         capabilities,

@@ -62,7 +62,7 @@ class Writer(Protocol):
         ...
 
     async def drained(self) -> None:
-        """Wait until the client has read so much of the output that it is not congested any more."""
+        """Wait until the client has read so much of the output that `congested` is False."""
         ...
 
 
@@ -142,7 +142,7 @@ class Pipe:
         self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
-        """Cancel all requests without an answer, because the client is gone."""
+        """Cancel all requests, because the client is gone. They get no answer."""
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
 
@@ -177,7 +177,7 @@ class Pipe:
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
     def _receive_batch(self, line: bytes) -> None:
-        """Serve the messages of a batch. Each is answered separately, an invalid one with an error."""
+        """Serve the messages of a batch. Each request is answered separately, and each invalid item with an error."""
         for one in read_batch(line, self._limits):
             if not isinstance(one, Frame):
                 self._writer.send(one)
@@ -302,7 +302,7 @@ def _one_line(message: bytes) -> bytes:
 
 
 class PipeSession:
-    """The session of a pipe's client: its connection, unanswered requests to it, and changes to notify it of.
+    """The session of a pipe's client: its connection, the requests that it has not answered, and its pending changes.
 
     It is also the `Outbound` channel of the connection: messages that belong to no call are written like all others.
     """

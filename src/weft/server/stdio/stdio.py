@@ -356,7 +356,7 @@ class LineWriter:
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the client has read so much of the output that it is not congested any more."""
+        """Wait until the client has read so much of the output that `congested` is False."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
@@ -500,7 +500,7 @@ if hasattr(select, "poll"):
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
     def _takes_at_once(fd: int) -> bool:
-        """Return whether `AT_ONCE` bytes can be written without blocking, or if writing would fail at once."""
+        """Return True if `AT_ONCE` bytes can be written without blocking, or if writing would fail at once."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         return bool(poll.poll(0))
