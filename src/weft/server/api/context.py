@@ -51,9 +51,9 @@ _TOO_FAST = (
 
 
 def _question(ask: Ask) -> Ask:
-    """Record the coroutine that a method returns, so that a missing `await` is found when the handler returns.
+    """Make a method record the coroutine that it returns, so that a missing `await` is found when the handler returns.
 
-    Without `await` nothing is asked, and the coroutine counts as True in `if ctx.elicit(...)`.
+    Without `await` no question is sent, and the coroutine counts as True in `if ctx.elicit(...)`.
     """
 
     @wraps(ask)
@@ -69,7 +69,7 @@ def _question(ask: Ask) -> Ask:
 class Context:
     """Gives a handler the facts about its call, and sends messages to the client before the answer.
 
-    Weft passes it for a parameter that is annotated with `Context`, at any position:
+    Weft passes the context to every handler that has a parameter annotated with `Context`, at any position:
 
     >>> from weft import Context, Server
     >>> server = Server("example")
@@ -92,12 +92,12 @@ class Context:
 
     @property
     def method(self) -> str:
-        """The method, such as `tools/call`."""
+        """The method of the request, such as `tools/call`."""
         return self._call.method
 
     @property
     def params(self) -> Any:
-        """The decoded params: a struct of `weft.types`. Changes by middleware reach the handler."""
+        """The decoded params: a struct of `weft.types`. If middleware changes it, the handler gets the changed one."""
         self._call.params_seen = True
         return self._call.envelope.params
 
@@ -118,14 +118,14 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Data of this call, shared by middleware and handler."""
+        """A dict for data that middleware and handler share during this call; empty at first."""
         if self._state is None:
             self._state = {}
         return self._state
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The HTTP headers, read-only and without credentials; empty on stdio."""
+        """The HTTP headers of the request, read-only and without credentials; empty on stdio."""
         return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
 
     # The client.
@@ -142,15 +142,15 @@ class Context:
 
     @property
     def connection_id(self) -> str:
-        """The id of the session or, without a session, of this call only: then it differs with every call.
+        """The id of the session. If there is no session, every call has a different `connection_id`.
 
-        To store data for later calls, use `session_id` as the key. It is None without a session.
+        To store data for later calls, use `session_id` as the key. It is None if there is no session.
         """
         return self._call.connection.connection_id
 
     @property
     def session_id(self) -> str | None:
-        """The id of the session, the same for all of its calls; None without a session."""
+        """The id of the session, the same for all of its calls; None if there is no session."""
         return None if self._call.session is None else self._call.connection.connection_id
 
     @property
@@ -184,12 +184,12 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client cancelled the call. Async handlers are stopped; sync handlers have to check this."""
+        """Whether the client cancelled the call. Async handlers are stopped; sync handlers must check `cancelled`."""
         return self._call.cancellation.cancelled
 
     @property
     def _is_silent(self) -> bool:
-        """Whether notifications are dropped: the call is cancelled, or it is a listen stream, with changes only."""
+        """Whether notifications are dropped: the call is cancelled, or is a listen stream, which has only changes."""
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
@@ -220,8 +220,9 @@ class Context:
         """Send a log message to the client, if it asked for messages of this level.
 
         `data` is any value that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
-        A `SecretStr` in it is logged as stars. `logger` is a name for the source; default: the server's name. At most
-        `Limits.log_messages_per_second` are sent. If messages were dropped, the next one is preceded by their number.
+        A `SecretStr` in it is logged as stars. `logger` names the source of the message; default: the server's name.
+        At most `Limits.log_messages_per_second` messages are sent per second; more are dropped. Before the next message
+        that is not dropped, the client gets one that says how many were dropped.
         """
         if level not in _LEVELS:  # checked first, so that a wrong level fails even if the client wants no log messages
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
@@ -283,10 +284,10 @@ class Context:
         await self.log("emergency", data, logger=logger)
 
     async def close_stream(self, retry_seconds: float = 1.0) -> None:
-        """Close the SSE stream of this call. The client reconnects after `retry_seconds` to get the rest.
+        """Close the SSE stream of this call. The client reconnects after `retry_seconds` to get the rest of the stream.
 
         So a long call does not need an open connection all the time. Only clients of revision 2025-11-25 over HTTP
-        reconnect; for other clients nothing happens.
+        reconnect. For other clients this method does nothing.
         """
         if not 0 <= retry_seconds <= 3600:
             raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
@@ -294,7 +295,7 @@ class Context:
             await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """Run an awaitable of this context and block until it is done. For sync handlers, which cannot await.
+        """Block until an awaitable is done, and return its result. For sync handlers, which cannot await.
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
         """
@@ -319,7 +320,7 @@ class Context:
     async def elicit(
         self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
     ) -> Elicitation[Any]:
-        """Ask the user to fill in a form: a flat model, or a flat JSON Schema.
+        """Ask the user to fill in a form. `schema` describes its fields: a flat model, or a flat JSON Schema.
 
         In the stateless era the call does not wait for the answer. The call ends at this line, and **the handler runs
         again from the top** when the client calls again with the answer. So the code before the question runs again,
@@ -331,11 +332,14 @@ class Context:
 
     @_question
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
-        """Ask the user to visit a page. `accept` means that the user agreed to it, not that the user is done there."""
+        """Ask the user to visit a web page.
+
+        The action `accept` means that the user agreed to visit the page, not that the user has finished there.
+        """
         return await asks.elicit_url(self._call, message, url, key)
 
     async def notify_complete(self, page: str) -> None:
-        """Notify the client that the user is done at a page, if the client's protocol version has a message for that.
+        """Notify the client that the user has finished on a page, if the protocol version has a message for that.
 
         `page` is the id that was given to `ask_url(..., id=page)`, in this call or an earlier one. Outside of a call,
         use `connection.notify_complete`.
@@ -352,7 +356,7 @@ class Context:
         key: str | None = None,
         **options: Any,
     ) -> CreateMessageResult:
-        """Ask the client's model. `options` are the other fields of `CreateMessageParams`."""
+        """Ask the client's model, and return its message. `options` are the other fields of `CreateMessageParams`."""
         request = ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
         return await asks.sample(self._call, request, key)
 
@@ -379,7 +383,8 @@ class Context:
 
         A handler that asks runs again from the top when the answer comes. Use `once` for side effects, such as charging
         a card, and for values that change, such as random numbers. The result of the first call is stored under `key`
-        and returned to later runs. It must be JSON, or fit the return annotation of `fn`, or `type`.
+        and returned to later runs. The result must be a JSON value, or a value of the type that is given as `type` or
+        as the return annotation of `fn`.
         """
         check_key(key, f"ctx.once({key!r}, ...)")
         if not callable(fn):
@@ -395,7 +400,7 @@ class Context:
 
     @property
     def input_responses(self) -> Mapping[str, Any]:
-        """The answers so far, by the keys of the questions."""
+        """The client's answers so far, by the keys of the questions."""
         answers = self._answers
         return MappingProxyType({key: msgspec.json.decode(raw) for key, raw in answers.items()}) if answers else _NONE
 
@@ -404,7 +409,10 @@ class Context:
         return key in self._answers
 
     def input_response(self, key: str, type: type[T]) -> T:
-        """Return the answer for `key` as `type`. Raise `InvalidParams` if it is missing or does not fit."""
+        """Return the answer for `key` as `type`. Raise `InvalidParams` if there is no answer.
+
+        If the answer is not a valid `type`, raise `InvalidParams`; in a session, raise `QuestionFailed`.
+        """
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
         try:
@@ -420,12 +428,15 @@ class Context:
 
     @property
     def request_state(self) -> Any:
-        """The decrypted state that an earlier round returned with `InputRequired`; None if there is none."""
+        """The decrypted state that an earlier round returned with `InputRequired`; None if no round returned one."""
         state = None if self._call.asker is None else self._call.asker.state
         return None if state is None else msgspec.json.decode(state)
 
     def request_state_as(self, type: type[T]) -> T | None:
-        """Return `request_state` as `type`; None if there is none. Raise `InvalidParams` if it does not fit."""
+        """Return `request_state` as `type`; None if there is no state.
+
+        Raises `InvalidParams` if the state is not a valid `type`.
+        """
         state = None if self._call.asker is None else self._call.asker.state
         try:
             return None if state is None else _read(bytes(state), type)
@@ -438,7 +449,7 @@ class Context:
 
 
 def _read(data: bytes, type: type[T]) -> T:
-    """Decode JSON as `type`. Raise ValueError if it does not fit."""
+    """Decode JSON as `type`. Raise ValueError if `data` is not a valid `type`."""
     if isinstance(type, msgspec.StructMeta):
         return msgspec.json.decode(data, type=type)
     from pydantic import TypeAdapter  # imported here: most servers do not need it, and start faster
@@ -469,7 +480,7 @@ def _log_data(data: Any) -> msgspec.Raw:
 
 
 class _Here(threading.local):
-    """Values of one thread."""
+    """Has a separate value for each thread: its event loop."""
 
     loop: asyncio.AbstractEventLoop | None = None  # the loop that was running at the last look-up
 

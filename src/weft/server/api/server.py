@@ -88,8 +88,8 @@ class Server(Servable):
                 process. Handlers find the value that it yields in `ctx.lifespan`.
             middleware: Functions that are called around every call. The first one is the outermost.
             extensions: Extensions of the protocol that the server supports.
-            cache_hint: How long clients may cache lists and contents of resources. Default: not at all. Unless the hint
-                has a scope, lists may be shared between users, and contents may not.
+            cache_hint: How long clients may cache lists and contents of resources. Default: not at all. If the hint
+                has no scope, a cache may share lists between users, but not contents.
             list_cache_hints: Cache hints for single lists, by name. Default: `cache_hint`.
             page_size: The number of entries on one page of a list.
             schema_refs: Keep `$defs` and `$ref` in the schemas of tools. Default: models are written inline, because
@@ -106,8 +106,8 @@ class Server(Servable):
                 them. A verifier such as `StaticTokens({...})` accepts the tokens that it knows. Default: every request
                 is accepted.
             debug: Send the text of internal errors to clients, and log more warnings: about short calls that block the
-                event loop, and about side effects before a question. Default: whether the environment
-                variable WEFT_DEBUG is set, and is not 0.
+                event loop, and about side effects before a question. Default: True if the environment variable
+                WEFT_DEBUG is set and is not 0.
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
@@ -325,10 +325,10 @@ class Server(Servable):
     def on_error(self, kind: Any = None, fn: Any = None, /) -> Any:
         """Register a function that turns exceptions of a class into an answer for the model or the client.
 
-        Write `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. It applies to exceptions of all tools,
-        resources and prompts. The function may be sync or async. It gets the exception, and the `Context` if it has two
-        parameters. It returns a text, a `ToolError`, a `ProtocolError` or a result. If several classes fit, the most
-        specific one is used.
+        Write `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. The function is called for exceptions of
+        all tools, resources and prompts. It may be sync or async. It gets the exception, and the `Context` if it has
+        two parameters. It returns a text, a `ToolError`, a `ProtocolError` or a result. If functions are registered for
+        several classes of an exception, the one for the most specific class is called.
         """
         check_exceptions(kind)
 
@@ -337,7 +337,7 @@ class Server(Servable):
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
         """Register a function that is called when a client in a session reports that its roots have changed.
 
-        It is async and gets the connection. `await connection.list_roots()` returns the new roots.
+        The function must be async. It gets the connection: `await connection.list_roots()` returns the new roots.
         """
         decorate(fn, self.engine.add_roots_callback, "on_roots_changed")
         return fn
@@ -346,7 +346,7 @@ class Server(Servable):
     # removing features notifies clients automatically.
 
     def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
-        """Notify clients that a resource has changed: those that subscribed to it, or to the resource `part_of`."""
+        """Notify the clients that subscribed to a resource, or to `part_of` which contains it, that it has changed."""
         self.engine.changes.publish(Change("resource", uri, part_of))
 
     def notify_tools_changed(self) -> None:
@@ -399,7 +399,10 @@ class Server(Servable):
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Serve a client in this process: `deliver` gets the messages to it, `pipe.send` takes its messages."""
+        """Return a pipe that serves a client in this process.
+
+        Pass the client's messages to `pipe.send`. The pipe passes the messages for the client to `deliver`.
+        """
         return self.engine.pipe(deliver)
 
     async def serve_pipe(self, source: int, sink: int) -> None:
@@ -412,11 +415,11 @@ class Server(Servable):
         await serve_stdio(self.engine, source, sink)
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. New ones are closed at once."""
+        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open."""
         self.engine.close_streams()
 
     async def start(self) -> None:
-        """Enter the lifespan now, and raise its exceptions. By default, the first request enters it."""
+        """Enter the lifespan now, and raise its exceptions. If `start` is not called, the first request enters it."""
         await self.engine.lifespan.start()
 
     async def stop(self) -> None:
@@ -446,7 +449,7 @@ class Server(Servable):
     if not TYPE_CHECKING:  # hidden from type checkers, which then report that a Server is no ASGI app
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that explains a name of another SDK."""
+            """Raise an AttributeError. If the name is from another SDK, the message says what Weft has instead."""
             return attribute_of(self, name)
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -54,15 +54,15 @@ class BearerAuth:
         return path in self._paths
 
     def metadata_url(self, scope: Scope) -> str | None:
-        """Return the URL of the metadata if the app is mounted below the root of the host, else None.
+        """Return the URL of the metadata if the app is mounted at a path of another app, else None.
 
-        A mounted app does not serve the root of the host, so its metadata is below the mount point.
+        A mounted app cannot serve the usual path at the root of the host, so its metadata is below the mount point.
         """
         root: str = scope.get("root_path", "")
         return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
 
     def accept_known(self, scope: Scope, headers: Headers) -> bool:
-        """Accept a request if its token is cached. If this returns False, call `accept`."""
+        """Accept a request if its token is cached, and return True. If this method returns False, call `accept`."""
         value = headers.known.get(b"authorization")
         if value is None or scope.get("query_string"):
             return False
@@ -70,7 +70,7 @@ class BearerAuth:
         return info is not None
 
     def recall(self, authorization: bytes) -> TokenInfo | None:
-        """Return the cached caller for an Authorization header; None if the token must be checked."""
+        """Return the cached caller for an Authorization header; None if `accept` must check the token."""
         if self._recheck is not None:
             return None
         known = self._known.get(sha256(authorization).digest())
@@ -105,7 +105,7 @@ class BearerAuth:
         scope[TOKEN_INFO] = info
 
     async def _verify(self, token: str, asking: _Challenge) -> TokenInfo:
-        """Return the caller of a token, from the cache or the verifier."""
+        """Return the caller of a token, from the cache or the verifier. Raise a `Refusal` if the token is not valid."""
         key = sha256(b"Bearer " + token.encode()).digest()
         if asking.is_dpop:  # Another key, so that `recall` never finds a token that also needs a proof.
             key = b"DPoP " + key
@@ -134,7 +134,7 @@ class BearerAuth:
         return info
 
     def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Challenge) -> None:
-        """Cache the caller of a token, unless it needs checks that `recall` does not make."""
+        """Cache the caller of a token, unless the token needs checks that `recall` does not make."""
         auth = self._auth
         needs_more = "cnf" in info.claims or auth.dpop.required or not info.scopes.issuperset(auth.scopes)
         if until <= time.time() or (needs_more and not asking.is_dpop):
@@ -190,7 +190,7 @@ class _Challenge:
 
 
 def _has_token(query: bytes) -> bool:
-    """Return whether a query has the parameter `access_token`, also if the name is percent-encoded."""
+    """Return whether a query has the parameter `access_token`, even if its name is percent-encoded."""
     return any(unquote_plus(part.partition("=")[0]) == "access_token" for part in query.decode("latin-1").split("&"))
 
 

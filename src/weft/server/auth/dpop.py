@@ -1,9 +1,9 @@
 """Check DPoP proofs (RFC 9449): a token that is bound to a key is valid only if the client proves that it has the key.
 
-A proof is a JWT for one request. It names the method, the URL and the token of the request, and when it was made. It
-can be used once, by default within a minute. A request to the token endpoint has no token yet; the token that is issued
-there is bound to the key of the proof. Used proofs are kept in the Backend's store, which workers share. Each process
-also counts them, so that their number is bounded.
+A proof is a JWT for one request. It names the method, the URL and the token of the request, and the time when it was
+made. It can be used once, by default within a minute. A request to the token endpoint has no token yet; the token that
+is issued there is bound to the key of the proof. Used proofs are kept in the Backend's store, which workers share. Each
+process also counts them, so that their number is bounded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PORTS = {"https": 443, "http": 80}
 class Dpop:
     """Settings for tokens that are bound to a key.
 
-    Such tokens are accepted only with a proof. `required` refuses tokens that are not bound to a key. With `nonces`, a
-    proof must repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
+    Such tokens are accepted only with a proof. With `required`, other tokens are refused. With `nonces`, a proof must
+    repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Dpop:
 
 
 class ProofRefused(WeftError):
-    """A proof is not valid. `error` is the code for the challenge, `nonce` is for the next proof."""
+    """A proof is not valid. `error` is the code for the challenge. The next proof must repeat the `nonce`, if given."""
 
     def __init__(self, message: str, *, error: str = "invalid_dpop_proof", nonce: str | None = None) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class ProofRefused(WeftError):
 
 
 class Proof(NamedTuple):
-    """A valid proof: the key that signed it, and its id."""
+    """A valid proof: the thumbprint of the key that signed it, and its id."""
 
     key: str  # Thumbprint of the key.
     id: str
@@ -86,7 +86,7 @@ class _ProofServer(Protocol):
 
 
 class Proofs:
-    """Checks proofs, and records the used ones."""
+    """Checks proofs, and records which proofs were used."""
 
     def __init__(self, dpop: Dpop, server: _ProofServer) -> None:
         self._dpop = dpop
@@ -96,7 +96,10 @@ class Proofs:
     async def check(
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
     ) -> None:
-        """Raise `ProofRefused` if the token is not bound to a key, or the request has no valid proof of that key."""
+        """Check that a request has a valid proof of the key that its token is bound to, and mark the proof as used.
+
+        Raises `ProofRefused` if the token is not bound to a key, or if the proof is missing, not valid or used before.
+        """
         bound = bound_key(info.claims)
         if bound is None:
             raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
@@ -134,7 +137,10 @@ class Proofs:
         return Proof(key, claims["jti"])
 
     def _read(self, proof: str, *, needs_token: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the key and the claims of a proof that is signed with that key."""
+        """Return the key that a proof contains, and its claims.
+
+        Raises `ProofRefused` if the proof is malformed, or is not signed with that key.
+        """
         import jwt
 
         try:
@@ -199,7 +205,7 @@ class Proofs:
 
 
 def bound_key(claims: Mapping[str, Any]) -> str | None:
-    """Return the thumbprint of the key that a token is bound to; None if there is none, or it cannot be read."""
+    """Return the thumbprint of the key that a token is bound to; None if there is no such key."""
     cnf = claims.get("cnf")
     bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
     return bound if isinstance(bound, str) else None
@@ -217,7 +223,7 @@ def thumbprint(jwk: Mapping[str, Any]) -> str:
 
 
 def _plain(url: str) -> tuple[str, str, int | None, str] | None:
-    """Return scheme, host in lower case, port and path of a URL, to compare it; None if it is malformed."""
+    """Return scheme, host in lower case, port and path of a URL, to compare URLs; None if the URL is malformed."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path or "/"

@@ -61,7 +61,7 @@ _WANTED = f"Give a public key for one of the algorithms {', '.join(DEFAULT_ALGOR
 
 
 def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
-    """Return an allow-list of algorithms; raise UsageError if one is unknown or not asymmetric."""
+    """Return `algorithms` as a tuple. Raise UsageError if it is empty, or an entry is unknown or not asymmetric."""
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
@@ -73,7 +73,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
 
 
 def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
-    """Return whether a key may verify signatures of this algorithm, by its type, curve, `use`, `alg` and `key_ops`."""
+    """Return whether a key can verify signatures of `algorithm`. Its type, curve, `use`, `alg` and `key_ops` decide."""
     kind, curve = ALGORITHMS.get(algorithm, (None, None))
     if jwk.get("kty") != kind or (curve is not None and jwk.get("crv") != curve):
         return False
@@ -95,7 +95,7 @@ def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
 
 
 def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
-    """Raise UsageError if a key is malformed, weak or secret, or if no key fits any of the algorithms."""
+    """Raise UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms."""
     for key in keys:
         _check_key(key)
     if not any(fits(key, algorithm) for key in keys for algorithm in algorithms):
@@ -161,7 +161,10 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
-    """Return the key set at a URL, or of the given keys. `need` begins the message if neither or both are given."""
+    """Return the key set at the URL `jwks_uri`, or of the given `keys`.
+
+    Raises UsageError if neither or both are given. `need` is the beginning of its message.
+    """
     if (jwks_uri is None) == (keys is None):
         raise UsageError(f"{need}, or keys=: give exactly one of them.")
     if keys is None:
@@ -173,7 +176,7 @@ def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algori
 
 
 class KeySet:
-    """The keys of one issuer."""
+    """The keys of one issuer: given, or fetched from `uri`."""
 
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
@@ -184,7 +187,10 @@ class KeySet:
         self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
-        """Return the keys for signatures of this algorithm, only those with the id `kid` if it is given."""
+        """Return the keys that may verify signatures of an algorithm. If `kid` is given, leave out keys with other ids.
+
+        Raises `VerifierFailed` if the keys have to be fetched, and no fetch has succeeded so far.
+        """
         if self._uri is not None:
             if not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS:
                 await self._refresh()
@@ -193,7 +199,7 @@ class KeySet:
         return self._fitting(kid, algorithm)
 
     async def find_more(self, kid: str | None, algorithm: str, tried: Sequence[PyJWK]) -> list[PyJWK]:
-        """Fetch the set again and return its new keys, for a signature that no key in `tried` verifies."""
+        """Fetch the set again, because no key in `tried` verifies a signature. Return the other keys to try."""
         if self._uri is None:
             return []
         await self._refresh()
@@ -209,7 +215,7 @@ class KeySet:
         return [key for key in found if key is not None]
 
     def _usable(self, place: int, algorithm: str) -> PyJWK | None:
-        """Return a key of the set; None if it is malformed or weak."""
+        """Return the key at the index `place` of the set; None if the key is malformed or weak."""
         if (place, algorithm) in self._parsed:
             return self._parsed[place, algorithm]
         key = _parse(self._keys[place], algorithm)
@@ -220,9 +226,9 @@ class KeySet:
         return key
 
     async def _refresh(self) -> None:
-        """Fetch the set again, unless that was just tried. If it fails, the old keys stay valid.
+        """Fetch the set again, unless the last attempt was only seconds ago. If the fetch fails, keep the old keys.
 
-        Concurrent requests share one fetch; the cancellation of one request does not cancel the fetch.
+        Concurrent requests share one fetch. If one of the requests is cancelled, the fetch continues.
         """
         if self._fetching is None:
             now = time.monotonic()
@@ -262,7 +268,7 @@ async def read_signed(
     leeway: float,
     required: Sequence[str] = ("exp", "aud", "iss"),
 ) -> dict[str, Any]:
-    """Return the claims of a JWT of this issuer; raise `TokenRefused` if it is not valid.
+    """Return the claims of a JWT of `issuer`; raise `TokenRefused` if the JWT is not valid.
 
     `kind` is the expected kind of JWT: its name in messages, and the accepted values of `typ` in lower case.
     """
@@ -302,7 +308,7 @@ async def read_signed(
 
 
 def read_issuer(token: str) -> str | None:
-    """Return the unverified issuer of a JWT. Use it only to choose the keys that verify the JWT."""
+    """Return the issuer that a JWT names, or None. It is not verified: use it only to choose keys for the JWT."""
     import jwt
 
     if len(token) > _MOST_BYTES:

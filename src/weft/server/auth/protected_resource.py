@@ -61,21 +61,21 @@ class Protection:
 
     @property
     def audiences(self) -> tuple[str, ...] | None:
-        """Accepted audiences of a token; None: the verifier checks the audience."""
+        """The accepted audiences of a token; None if only the verifier checks the audience."""
         return None
 
     @property
     def metadata_url(self) -> str | None:
-        """URL of the metadata; None if there is none."""
+        """The URL of the metadata; None if no metadata is published."""
         return None
 
     @property
     def metadata_paths(self) -> frozenset[str]:
-        """Paths of the metadata."""
+        """The paths where the metadata is served; empty if no metadata is published."""
         return frozenset()
 
     def metadata(self, info: Implementation) -> bytes:
-        """Return the metadata document, empty if there is none."""
+        """Return the metadata document; empty if no metadata is published."""
         return b""
 
     def expand(self, scopes: frozenset[str]) -> frozenset[str]:
@@ -86,7 +86,10 @@ class Protection:
 
 
 def read_auth(auth: object) -> Protection | None:
-    """Return the protection for the option `auth`. Error messages never contain a token from it."""
+    """Return the protection that the option `auth` describes; None if it is None.
+
+    Raises UsageError if `auth` is no protection and no verifier. The message never contains a token from `auth`.
+    """
     if auth is None or isinstance(auth, Protection):
         return auth
     if is_async(auth):
@@ -106,9 +109,9 @@ class ResourceServer(Protection):
         resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is
             never taken from a request, which could name any URL.
         authorization_servers: Issuer URLs of the servers that issue tokens; clients log in there.
-        verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function from a
-            token to the `TokenInfo` of the caller, or None. If the function returns the claims `exp`, `nbf` or `aud`,
-            they are checked.
+        verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function that
+            takes a token and returns the `TokenInfo` of the caller, or None if the token is not valid. If the
+            `TokenInfo` has the claims `exp`, `nbf` or `aud`, they are checked.
         scopes: Scopes that every request needs. Clients ask for them when they log in; the additional scopes of a tool
             are asked for when the tool is first used.
         implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.
@@ -157,17 +160,17 @@ class ResourceServer(Protection):
 
     @property
     def audiences(self) -> tuple[str, ...]:
-        """Accepted audiences of a token: the resource. An empty path and a slash are the same (RFC 3986)."""
+        """The accepted audiences: the resource. Without a path, it is accepted with and without a slash (RFC 3986)."""
         return (self.origin, self.origin + "/") if not self.path else (self.resource,)
 
     @property
     def metadata_url(self) -> str:
-        """URL of the metadata (RFC 9728, 3.1)."""
+        """The URL of the metadata (RFC 9728, 3.1)."""
         return f"{self.origin}{WELL_KNOWN}{self.path}"
 
     @property
     def metadata_paths(self) -> frozenset[str]:
-        """Paths of the metadata: the well-known path, alone and followed by the path of the resource."""
+        """The paths where the metadata is served: the well-known path, with and without the path of the resource."""
         return frozenset({WELL_KNOWN, WELL_KNOWN + self.path})
 
     def metadata(self, info: Implementation) -> bytes:
@@ -189,7 +192,7 @@ class ResourceServer(Protection):
 
 
 def _closure(implied: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
-    """Return all scopes that each scope implies, directly or indirectly."""
+    """Return, for each scope, all scopes that it implies directly or indirectly."""
     whole = {scope: frozenset(check_scopes(others, "implied_scopes")) for scope, others in implied.items()}
     for _ in whole:  # Each pass adds the scopes that are implied one step further.
         whole = {scope: others.union(*(whole.get(other, ()) for other in others)) for scope, others in whole.items()}

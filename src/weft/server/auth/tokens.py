@@ -31,7 +31,10 @@ class VerifierFailed(WeftError):
 
 
 def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the audiences of the option `audience`; None if it is not given, which means the resource itself."""
+    """Return the option `audience` as a tuple; None if it is not given. The audience is then the resource.
+
+    Raises UsageError if the option is empty.
+    """
     if audience is None:
         return None
     audiences = (audience,) if isinstance(audience, str) else tuple(audience)
@@ -50,7 +53,10 @@ def is_async(function: object) -> bool:
 
 
 def read_info(returned: object) -> TokenInfo:
-    """Return the `TokenInfo` that a verifier returned; raise `TokenRefused` for None, UsageError for anything else."""
+    """Return the value that a verifier returned, if it is a valid `TokenInfo`.
+
+    Raises `TokenRefused` if the value is None, and UsageError if it is anything else.
+    """
     if returned is None:
         raise TokenRefused("The token is not valid.")
     if not isinstance(returned, TokenInfo) or not isinstance(returned.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check the types of its fields
@@ -67,7 +73,7 @@ def read_info(returned: object) -> TokenInfo:
 def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, leeway: float) -> None:
     """Raise `TokenRefused` if a token is for another audience, has expired or is not valid yet.
 
-    Absent claims are not checked. If `audiences` is None, the verifier has checked the audience.
+    Absent claims are not checked. If `audiences` is None, the audience is not checked: the verifier has done that.
     """
     now = time.time()
     exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
@@ -84,7 +90,10 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, 
 
 
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
-    """Return the caller that the claims of a verified token describe (RFC 9068, RFC 7662)."""
+    """Return the caller that the claims of a verified token describe (RFC 9068, RFC 7662).
+
+    Raises `TokenRefused` if the claims have no subject, or malformed scopes.
+    """
     client = claims.get("client_id", claims.get("azp"))
     subject = claims.get("sub", client)
     if not isinstance(subject, str) or not subject:
@@ -104,7 +113,10 @@ def info_of(claims: Mapping[str, Any]) -> TokenInfo:
 
 
 def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> float | None:
-    """Return the time in a claim, in Unix seconds; None if it is absent. `what` names the token in errors."""
+    """Return the time in a claim, in Unix seconds; None if the claim is absent.
+
+    Raises `TokenRefused` if the claim is not a time. `what` names the token in the message.
+    """
     value = claims.get(name)
     if value is None:
         return None

@@ -34,9 +34,9 @@ class _AudienceVerifier:
     audience: tuple[str, ...] | None
 
     def bind(self, audiences: Sequence[str]) -> Self:
-        """Return a copy that accepts tokens of these audiences, unless the option `audience` was given.
+        """Return a copy that accepts tokens of `audiences`. If the option `audience` was given, it is used instead.
 
-        It is a copy because one verifier can be given to several resource servers.
+        The result is a copy because one verifier can be given to several resource servers.
         """
         bound = copy(self)
         bound.audience = self.audience or tuple(audiences)
@@ -85,7 +85,7 @@ class JwtVerifier(_AudienceVerifier):
         return f"<JwtVerifier of {self.issuer!r}>"
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token; raise `TokenRefused` if it is not valid."""
+        """Return the caller of a token; raise `TokenRefused` if the token is not valid."""
         audiences = self._audiences()
         claims = await read_signed(
             token,
@@ -106,10 +106,10 @@ _MOST_WAITING = 512  # Waiting introspection requests; more are refused.
 class IntrospectionVerifier(_AudienceVerifier):
     """Verifies tokens at the introspection endpoint of the authorization server.
 
-    `client_id` and `client_secret` are the credentials of this server there.
+    `client_id` and `client_secret` are the credentials of this server at the authorization server.
 
-    A response is used for `cache_seconds`: a revoked token can remain valid for that long. The response must name the
-    audience of the token. `audience` is the expected one; default: the URL of the resource.
+    A response is used for `cache_seconds`, so a revoked token can be accepted for that long. The response must name the
+    audience of the token. `audience` is the expected audience; default: the URL of the resource.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsa
 
 
 class StaticTokens:
-    """Verifies fixed tokens, each with its caller.
+    """Accepts fixed tokens. `tokens` maps each token to its caller, or to the name of its caller.
 
     >>> StaticTokens({"a-long-random-text": TokenInfo("ann"), "another-one": "bob"})
     <StaticTokens: 2>
@@ -207,7 +207,7 @@ class StaticTokens:
         return f"<StaticTokens: {len(self._known)}>"  # Does not show the tokens.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token, or None."""
+        """Return the caller of a token; None if the token is unknown."""
         digest, found = _digest(token), None
         for known, info in self._known:  # All of them, in constant time, so that the duration reveals nothing.
             if hmac.compare_digest(known, digest):

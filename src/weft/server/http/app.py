@@ -1,8 +1,9 @@
 """Serve one MCP endpoint as an ASGI app: check a request, read its body, give the message to the exchange of its era.
 
-Checks use the raw ASGI scope, in a fixed order: where the request comes from, who sends it, the verb, the body. A
-request that is refused gets an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the one place that
-turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets masked.
+The checks read the raw ASGI scope, in a fixed order: path, host and origin of the request, its token, the verb, the
+body. The answer to a refused request is an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the
+one place that turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets
+masked.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _MOST_BYTES = 512  # total size of the headers in one of these combinations
 
 
 class HttpApp:
-    """One MCP endpoint. Run it under any ASGI server, or mount it: the parent's lifespan is not needed.
+    """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount. It needs no lifespan of its parent.
 
-    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work with any `path`; below
-    `app.mount("/", ...)` and below a prefix, the endpoint is at `path`.
+    With `app.mount("/mcp", server.asgi())` or `Route("/mcp", server.asgi())`, the endpoint is at `/mcp`, whatever
+    `path` is. With `app.mount("/", ...)`, it is at `path`. Below another mount, it is also at `path` under the prefix.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class HttpApp:
             await self._answer_failure(error, reply)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
-        """Answer a browser's preflight. It has no token, so it is answered before tokens are checked."""
+        """Answer a browser's preflight request before tokens are checked, because a preflight has no token."""
         is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
         verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
@@ -169,7 +170,7 @@ class HttpApp:
         await reply.refuse(refusal)
 
     async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
-        """Check a request and its sender. Return True if it is answered here: a preflight, or public metadata."""
+        """Check a request and its sender. Return True if it is already answered: a preflight, or one for metadata."""
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
@@ -197,7 +198,7 @@ class HttpApp:
         return False
 
     async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-        """Serve one message, or an array of them."""
+        """Serve a POST request: one message, or an array of messages."""
         runtime = self.runtime
         body = self._take_body(scope, headers, receive)
         if not isinstance(body, bytes):
@@ -224,7 +225,7 @@ class HttpApp:
         return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500. A UsageError comes from `read_caller`."""
+        """Log an unexpected error, and answer with 500. A UsageError can only come from `read_caller`."""
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
@@ -239,7 +240,7 @@ class HttpApp:
             await self._session.end(headers, caller, reply)
 
     async def _serve_sse(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-        """Serve HTTP+SSE, the transport of the oldest revision."""
+        """Serve a request of HTTP+SSE, the transport of the oldest revision."""
         runtime, sse = self.runtime, self._sse
         assert sse is not None
         if not runtime.lifespan.started and not await self._start(reply):
@@ -258,15 +259,15 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. New ones are closed at once.
+        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open.
 
-        An ASGI server that waits for open responses before it shuts the app down would wait for them forever. This
+        An ASGI server that waits for open responses before it stops the app would wait for these streams forever. This
         method may be called from a signal handler and from any thread.
         """
         self.runtime.close_streams()
 
     async def _start(self, reply: HttpReply) -> bool:
-        """Enter the lifespan if the host has not. If that fails, answer with the error and return False."""
+        """Enter the lifespan if the host has not entered it. If that fails, answer with the error and return False."""
         try:
             await self.runtime.lifespan.start()
         except Exception as error:  # noqa: BLE001 - the next request tries again
@@ -276,14 +277,14 @@ class HttpApp:
         return True
 
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
-        """Check a request before its body is read; return the forms of answer it accepts."""
+        """Check a request before its body is read, and return the forms of answer that it accepts."""
         accepts = self._known_pass(scope, headers)
         if accepts is None:
             accepts = self._check_form(scope, headers, self._check_place(scope, headers))
         return accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """Return the cached forms of answer of an earlier request with the same headers; None if there was none."""
+        """Return the forms of answer that are cached for requests with the same headers; None if none are cached."""
         accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
@@ -296,7 +297,7 @@ class HttpApp:
         return None
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
-        """Check the path, host and origin of a request; return the verbs of the path."""
+        """Check the path, host and origin of a request, and return the verbs that are served at the path."""
         if self._gate is None and TOKEN_INFO not in scope:  # with tokens, clients are counted by their principal
             self._look_for_proxy(scope, headers)
         if self.follows_host:  # done here, because the first request always gets here, and few others do
@@ -307,7 +308,10 @@ class HttpApp:
         return verbs
 
     def _shown_path(self, scope: Scope) -> str:
-        """Return the path of the endpoint for clients: below the mount, unless the mount itself is at that path."""
+        """Return the path of the endpoint as clients see it, with the mount.
+
+        This is `path` below the mount, or the mount itself if it ends with `path`.
+        """
         root: str = scope.get("root_path", "").rstrip("/")
         path = self.path.rstrip("/")
         return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
@@ -325,7 +329,7 @@ class HttpApp:
             raise Refusal(403, refused("origin", origin))
 
     def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
-        """Check the verb and the headers about the body; return the forms of answer that the request accepts."""
+        """Check the verb and the headers about the body. Return the forms of answer that the request accepts."""
         if scope["method"] not in verbs:
             allowed = ", ".join(verbs)
             raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
@@ -341,7 +345,7 @@ class HttpApp:
         return accepts
 
     def _verbs_at(self, scope: Scope) -> Sequence[str]:
-        """Return the verbs that a path serves; raise a `Refusal` if it serves none."""
+        """Return the verbs that are served at the path of a request; raise a `Refusal` if nothing is served there."""
         inner = _inner_path(scope)
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
@@ -350,7 +354,7 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Return whether the request is for the endpoint: its path, the root of a mount, or the route of a router."""
+        """Return whether the request is for the endpoint: at its path, at the root of a mount, or by a route."""
         # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
         # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
@@ -370,7 +374,7 @@ class HttpApp:
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """Read the body within the limits of size and time. Return a coroutine if it is not complete yet, or large."""
+        """Read the body within the limits of size and time. If it is not complete yet, or large, return a coroutine."""
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
@@ -388,10 +392,10 @@ class HttpApp:
         return self._await_body(scope, receive, PendingCoroutine(receiving, awaited))
 
     async def _await_body(self, scope: Scope, receive: Receive, first: Message | PendingCoroutine[Message]) -> bytes:
-        """Read a body that is not complete yet, or is large. A large one waits until others have been served.
+        """Read a body that is not complete yet, or is large. After a large body, wait until its request may be served.
 
-        The request is not counted as in flight while its body is read, because slow peers would use up the places.
-        Instead, the bytes of large bodies are counted.
+        The request is not counted as in flight while its body is read, because slow peers could then use up the limit
+        of requests in flight. Instead, the bytes of large bodies are counted.
         """
         runtime = self.runtime
         held: HeldBody | None = None
@@ -418,7 +422,7 @@ class HttpApp:
     async def _read_rest(
         self, receive: Receive, first: Message | PendingCoroutine[Message], grow: Callable[[int], None]
     ) -> bytes:
-        """Read the rest of a body after its first message; call `grow` with the size so far."""
+        """Read a body whose first ASGI message is `first`. After each message, call `grow` with the size so far."""
         limits = self.runtime.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
@@ -468,7 +472,7 @@ class HttpApp:
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error: a `Server` was mounted, or given to an ASGI server, instead of `server.asgi()`."""
+    """Answer with an error, because a `Server` was mounted or run as an ASGI app, instead of `server.asgi()`."""
     is_mounted = "app" in scope  # set by Starlette
     text = _NO_APP if is_mounted else _NO_APP_ALONE.format(module=_module_of(server))
     if scope["type"] == "lifespan":  # the ASGI server then does not start
@@ -481,7 +485,7 @@ async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive,
 
 
 def _module_of(server: object) -> str:
-    """Return the name of the module in which a server is a global variable."""
+    """Return the name of the module that has a server as a global variable; "module" if there is none."""
     for name, module in list(sys.modules.items()):
         if any(value is server for value in list(vars(module).values())):
             return name
@@ -500,7 +504,7 @@ def _inner_path(scope: Scope) -> str:
 
 
 def _facts(headers: Headers) -> tuple[bytes | None, ...]:
-    """Return the headers that the checks use."""
+    """Return the values of the headers that the checks read: host, origin, content type, accept."""
     known = headers.known
     return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")
 
@@ -509,7 +513,7 @@ _MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
 
 
 def app_class() -> type[HttpApp]:
-    """Return the class of HTTP apps: the one that logs messages, if the log level is `debug`."""
+    """Return the class for HTTP apps: if the log level is `debug`, the class that logs messages."""
     return _LoggedApp if is_wire_logged() else HttpApp
 
 
@@ -562,6 +566,6 @@ class _Exchange:
 
 
 def _masked_event(body: bytes) -> str:
-    """Return a body with its secrets masked; for events of a stream, only their data."""
+    """Return a body with its secrets masked. If it contains events of a stream, return only their data."""
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)

@@ -3,15 +3,16 @@
 The host is another program, such as `uvicorn api:app` with a server mounted in `api`. Starlette and FastAPI do not pass
 lifespan events on to mounted apps. So a signal handler is installed in front of the host's handler.
 
-Two things have to be done at the end. First, long-lived streams and unanswered questions must be ended, because a host
-that waits for open responses would wait forever. Second, the lifespan needs time to exit. It exits when the event loop
-is closed, but uvicorn raises the same signal once more *before* it closes the loop, which would end the process. So
-signals are delayed in two steps:
+Two things have to be done when a signal comes. First, long-lived streams and unanswered questions must be ended,
+because a host that waits for open responses would wait forever. Second, the lifespan needs time to exit. It exits when
+the event loop is closed, but uvicorn raises the same signal once more *before* it closes the loop, and this second
+signal would end the process. So signals are delayed in two steps:
 
 - After the first signal, SIGTERM is blocked in the main thread, where uvicorn raises it.
 - While a lifespan exits, SIGINT and SIGTERM are only recorded, in any thread: a terminal, a service manager and a
-  supervisor of workers may all send one. When the lifespan has exited, the recorded signals are raised, and end the
-  process as the host intended. A second SIGINT in this step ends the process at once: a person pressed Ctrl-C again.
+  supervisor of workers may each send a signal. When the lifespan has exited, the recorded signals are raised, and end
+  the process as the host intended. A second SIGINT in this step ends the process at once: a person pressed Ctrl-C
+  again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _blocked: set[int] = set()  # signals that Weft has blocked: SIGTERM, unless the
 
 
 def follow_host_signals(runtime: Runtime) -> None:
-    """Close the streams of a server when the host gets a signal. Do nothing if SIGTERM has no handler."""
+    """From now on, close the streams of a server when the host gets a signal. Do nothing if SIGTERM has no handler."""
     if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGTERM)):
         return  # only the main thread can set handlers; without the host's handler, a signal ends the process at once
     _runtimes.add(runtime)
@@ -68,7 +69,7 @@ class _InFront:
 
 
 def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Delay the host's second SIGTERM until this task, which runs a lifespan, has ended."""
+    """Delay the host's second SIGTERM until `task`, which runs a lifespan, begins to exit or has ended."""
     if task not in _waiting | _leaving:
         _waiting.add(task)
         task.add_done_callback(_release)
@@ -76,7 +77,7 @@ def _wait_for(task: asyncio.Task[Any]) -> None:
 
 
 def _leave(task: asyncio.Task[Any]) -> None:
-    """Delay all signals until this task, whose lifespan is exiting, has ended."""
+    """Delay SIGINT and SIGTERM until `task`, whose lifespan is exiting, has ended."""
     if threading.current_thread() is threading.main_thread():
         _wait_for(task)
         _waiting.discard(task)
@@ -91,7 +92,7 @@ def _release(task: asyncio.Task[Any]) -> None:
 
 
 def _hold() -> None:
-    """Delay signals while lifespans need it. When none does any more, raise the recorded signals."""
+    """Delay signals while a lifespan still has to exit. When all lifespans have exited, raise the recorded signals."""
     if _leaving and not _former:
         _former.update({number: signal.signal(number, _note) for number in _NUMBERS})
     _block()
@@ -108,7 +109,7 @@ def _hold() -> None:
 
 
 def _block() -> None:
-    """Block SIGTERM in this thread while a lifespan has not begun to exit; unblock it afterwards."""
+    """Block SIGTERM in this thread while any lifespan has not begun to exit, and unblock SIGTERM afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         return
     if _waiting and not _blocked:
@@ -130,7 +131,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _flush() -> None:
-    """Flush stdout and stderr: the signal that is raised next may end the process."""
+    """Flush stdout and stderr, because the signal that comes next may end the process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

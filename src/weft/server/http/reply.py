@@ -58,10 +58,10 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one response. Nothing is sent before the first notification or the answer.
+    """Writes one HTTP response. Nothing is sent before the first notification or the answer.
 
-    So an early error can still set the HTTP status. If the client has gone, no exception is raised; the call is
-    cancelled instead.
+    So an early error can still set the HTTP status. If the client has gone, methods that send raise no exception;
+    instead, the call is cancelled.
     """
 
     # Defaults of attributes that most responses never set.
@@ -83,7 +83,7 @@ class HttpReply:
 
     @property
     def request_id(self) -> RequestId | None:
-        """The id for an error response; None if the request is not decoded, or has none."""
+        """The id for an error response; None if the request is not decoded yet, or has no id."""
         return None if self.frame is None else self.frame.reply_id
 
     @property
@@ -97,7 +97,7 @@ class HttpReply:
         return self.finished
 
     async def notify(self, message: bytes) -> None:
-        """Send a notification, if the client accepts a stream."""
+        """Send a notification on the stream, if the client accepts a stream."""
         if self.finished or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
@@ -128,7 +128,7 @@ class HttpReply:
             self._beat = None
 
     def epilogue(self, message: bytes) -> None:
-        """Do nothing: the stream ends with the answer."""
+        """Do nothing: the stream ends with the answer, so no message can follow."""
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
         """Add a `WWW-Authenticate` challenge to the response."""
@@ -148,9 +148,9 @@ class HttpReply:
         await self._answer_json(status, body)
 
     async def answer_cancelled(self, status: int, body: bytes) -> None:
-        """Send the answer to a call that the ASGI server cancels, so that the ASGI server does not send its own.
+        """Send the answer to a call that the ASGI server cancels. Otherwise the ASGI server would send its own answer.
 
-        The process stops, or the client has gone, so errors are ignored.
+        Errors are ignored, because the process stops, or the client has gone.
         """
         with suppress(Exception):
             async with asyncio.timeout(self.limits.write_seconds):
@@ -163,7 +163,7 @@ class HttpReply:
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
     async def accept(self) -> None:
-        """Accept a notification: 202 without a body."""
+        """Answer with 202 and no body: the message is accepted, and gets no JSON-RPC response."""
         self.finished = True
         await self._whole(202, [(b"content-length", b"0")], b"")
 
@@ -173,22 +173,22 @@ class HttpReply:
             await self._event(event, last=False)
 
     async def end(self) -> None:
-        """End a stream without an answer."""
+        """End the stream, if there is one, without an answer."""
         if self.streaming and not self.finished:
             self.close()
             async with self._held:  # a comment may be on its way
                 await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Do nothing: the client could not reconnect to get the rest."""
+        """Do nothing: without a session, the client could not reconnect to get the rest of the stream."""
 
     async def confirm(self) -> None:
-        """Confirm that a request without a result is done: 204."""
+        """Answer with 204: the HTTP request succeeded, and has no result."""
         self.finished = True
         await self._whole(204, [], b"")
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send a refusal, as an error without an id."""
+        """Send a refusal: its HTTP status, and a JSON-RPC error without an id."""
         body = encode_error(None, refusal.code, str(refusal))
         self.finished = True
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
@@ -204,7 +204,7 @@ class HttpReply:
             pass
 
     async def _event(self, event: bytes, *, last: bool) -> None:
-        """Send one SSE event. Disconnect a client that does not read it in time."""
+        """Send one SSE event. If the client has gone, or does not read the event in time, call `_cut`."""
         start = not self.streaming
         self.streaming = True
         self._silent = False
@@ -232,7 +232,7 @@ class HttpReply:
         await asyncio.sleep(0)  # the cancellation is raised here, because the handler may never wait elsewhere
 
     def _on_beat(self) -> None:
-        """Send a comment if the stream was silent since the last beat."""
+        """Send a comment if nothing was sent on the stream since the last beat of the timer."""
         loop = asyncio.get_running_loop()
         if self._silent and (self._comment is None or self._comment.done()):
             self._comment = loop.create_task(self._send_comment(), name="weft-keep-alive")

@@ -1,8 +1,8 @@
-"""Find out who sends an HTTP request, directly or through a proxy, and tell browsers which web pages may call (CORS).
+"""Find out who sends an HTTP request, directly or by a proxy, and tell browsers which pages may call the server (CORS).
 
-Any client can send forwarded headers. They are used only if the connection comes from a trusted proxy. The client is
-then the last address in them that is not a trusted proxy. The `HostPolicy` decides which origins may call. Cookies are
-not used: a web page sends its token in a header.
+Any client can send forwarded headers. These headers are used only if the connection comes from a trusted proxy. The
+client is then the last address in the headers that is not a trusted proxy. The `HostPolicy` decides which origins may
+call. Cookies are not used: a web page sends its token in a header.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.server.calls.connection import TokenInfo, peer_of
 
 
 class Caller:
-    """The sender of an HTTP request: its address and, if there is one, its verified token."""
+    """The sender of an HTTP request: its address and, if a token was verified, the facts about the token."""
 
     __slots__ = ("address", "token_info")
 
@@ -31,17 +31,17 @@ class Caller:
 
     @property
     def principal(self) -> str | None:
-        """The verified identity of the caller; None if there is no token."""
+        """The verified identity of the caller; None if no token was verified."""
         return None if self.token_info is None else self.token_info.principal
 
     @property
     def peer(self) -> str:
-        """The key under which limits per peer are counted: the principal, else the address."""
+        """The key under which limits per peer are counted: the principal, or else the address."""
         return peer_of(self.address, self.token_info)
 
 
 def read_caller(scope: Scope) -> Caller:
-    """Return the caller from the ASGI scope. Raise `UsageError` if another app has put a wrong token info there."""
+    """Return the caller from the ASGI scope. Raise `UsageError` if another app has put an invalid token info there."""
     client = scope.get("client")
     token_info = scope.get(TOKEN_INFO)
     if token_info is not None:
@@ -82,8 +82,8 @@ def shared_limits(limits: Limits) -> str:
 class UntrustedProxies:
     """Warns once if requests seem to come through a proxy that is not in `trusted_proxies`.
 
-    `shared` is a text about the limits that all clients of the proxy then share. `flag` is the option of a command that
-    adds a trusted proxy; empty if no command serves.
+    `shared` is a text about the limits that all clients of an untrusted proxy share. `flag` is the command-line option
+    that adds a trusted proxy; empty if the server is not started by a command.
     """
 
     def __init__(self, shared: str, flag: str = "") -> None:
@@ -122,7 +122,7 @@ class TrustedProxies:
         self._networks = [_network(entry) for entry in proxies]
 
     def resolve(self, scope: Scope, headers: Headers) -> None:
-        """Replace the address of the proxy in the scope by the address of the client."""
+        """Replace the address of a trusted proxy in the scope by the address of its client."""
         peer = scope.get("client")
         if peer and not self.trusts(peer[0]):
             return
@@ -132,11 +132,14 @@ class TrustedProxies:
             scope["client"] = (self.client(peer[0], *chains), 0)
 
     def trusts(self, peer: str) -> bool:
-        """Return whether this address is a trusted proxy."""
+        """Return whether the address `peer` is a trusted proxy."""
         return self._trusts(_read(peer))
 
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
-        """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`."""
+        """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`.
+
+        Return `peer` if it is not a trusted proxy, or if the values are unclear.
+        """
         if not self._trusts(_read(peer)):
             return peer
         chains = [_split(forwarded_for), [_for(element) for element in _split(forwarded)]]
@@ -208,7 +211,7 @@ _READ = b"Mcp-Session-Id, WWW-Authenticate, DPoP-Nonce, Retry-After, Allow"  # h
 
 
 def is_preflight(headers: Headers) -> bool:
-    """Return whether an OPTIONS request is a preflight: a browser asks if its page may send another request."""
+    """Return whether an OPTIONS request is a preflight: the browser asks if a page may send its actual request."""
     return b"access-control-request-method" in headers.known
 
 
@@ -227,13 +230,13 @@ asgi() or run(), or start with --cors https://app.example."
 
 
 class Cors:
-    """Adds the CORS headers that tell browsers which web pages may call."""
+    """Adds the CORS headers that tell browsers which web pages may call the server."""
 
     def __init__(self, policy: HostPolicy) -> None:
         self._policy = policy
 
     def share(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that adds CORS headers, so that a page of an allowed origin can read the response."""
+        """Wrap `send` so that it adds CORS headers. With these, a page of an allowed origin can read the response."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is None and scope["method"] == "POST":  # not from a web page, and the response is not cached
             return send
@@ -250,7 +253,7 @@ class Cors:
         return send_shared
 
     async def answer_preflight(self, headers: Headers, verbs: Sequence[str], send: Send) -> None:
-        """Answer a preflight with the allowed methods and headers. `send` adds the allowed origin."""
+        """Answer a preflight with the allowed methods and headers. `send` is from `share` and adds the origin."""
         asked = headers.known.get(_ASKED, b"")
         allowed = b", ".join([_SENT, asked]) if asked.strip() and _HEADER_LIST.fullmatch(asked) else _SENT
         added: RawHeaders = [

@@ -1,9 +1,9 @@
 """Serve HTTP requests that belong to a session: messages, batches, and replies that outlive a connection.
 
 A request runs in its own task, because it may outlive its HTTP exchange: a client that disconnects has not cancelled
-it. Only `notifications/cancelled` and the end of the session do. What is sent on a stream is stored, so that the client
-can reconnect and read the rest. From revision 2025-11-25 on, the server may also close a stream early, and the client
-reconnects later. Revision 2025-03-26 has batches: several messages in one array.
+the request. Only `notifications/cancelled` and the end of the session cancel it. Everything that is sent on a stream is
+stored, so that the client can reconnect and read the rest. From revision 2025-11-25 on, the server may also close a
+stream early, and the client reconnects later. Revision 2025-03-26 has batches: several messages in one array.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Answering(Reply, Protocol):
 
 
 class SessionReply(HttpReply):
-    """Writes the response to one request. If the client disconnects, the call goes on, and its stream is stored."""
+    """Writes the response to one request. If the client disconnects, the call continues, and its output is stored."""
 
     def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
         super().__init__(origin.send, origin.limits)  # replaces `origin`, which was made before the era was known
@@ -73,16 +73,16 @@ class SessionReply(HttpReply):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the response has become a stream, even if the client has gone."""
+        """Whether the response has become a stream. This stays true if the client disconnects."""
         return self._stream is not None or self.streaming
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is written, even if the client has gone."""
+        """Whether the answer was sent, or stored for a client that has disconnected."""
         return self._answered
 
     async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to the call, before its answer."""
+        """Send a message that belongs to the call, if the client accepts a stream and there is no answer yet."""
         if self._answered or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
@@ -90,7 +90,7 @@ class SessionReply(HttpReply):
                 await self._write(message, last=False)
 
     async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer. If the client has gone from a stream, the answer is stored until it comes back."""
+        """Send the answer. If the client has left a stream, store the answer until the client reconnects."""
         async with self._held:
             self._answered = True
             if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
@@ -112,7 +112,7 @@ class SessionReply(HttpReply):
         self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Close the stream before the answer, if the client reconnects for the rest; else do nothing."""
+        """Close the stream before the answer, if the client will reconnect to get the rest. Otherwise do nothing."""
         if not self._polling or not self.can_stream:
             return
         async with self._held:
@@ -130,19 +130,22 @@ class SessionReply(HttpReply):
         self.release()
 
     def release(self, *, is_resumed: bool = False) -> None:
-        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest in another response."""
+        """End the HTTP response. The call may continue.
+
+        `is_resumed` is True if the client reads the rest of the stream in another response.
+        """
         must_end = is_resumed and self.streaming and not self.finished
         self.close()
         if not self.over.done():
             self.over.set_result(must_end)
 
     async def wait_until_over(self) -> None:
-        """Wait for the end of the HTTP response."""
+        """Wait until the HTTP response is over."""
         if await self.over:
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """End the response, and the stream in every response that reads it."""
+        """End the response and its stream, also for a response in which the client has resumed the stream."""
         self.release()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
@@ -169,9 +172,9 @@ class SessionReply(HttpReply):
             await self._event(encode_event(message, id=stored), last=last)
 
     async def _store(self, message: bytes, *, last: bool = False) -> str | None:
-        """Store an event for a client that comes back; return its id.
+        """Store an event for a client that may reconnect, and return the id of the event.
 
-        Return None if the Backend failed: the call goes on, and a client that is connected still gets the event.
+        Return None if the Backend fails. The call continues then, and a client that is connected still gets the event.
         """
         assert self._session is not None
         assert self._stream is not None
@@ -185,7 +188,7 @@ class SessionReply(HttpReply):
         return self.last_event
 
     async def _begin_stream(self, retry: int | None) -> None:
-        """Begin a stream. For a client that can reconnect, begin with an empty event, whose id it can resume from."""
+        """Begin a stream. If the client can reconnect, first send an empty event with an id to resume from."""
         assert self._session is not None
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
@@ -195,12 +198,12 @@ class SessionReply(HttpReply):
                 await self._event(encode_event(b"", id=stored, retry=retry), last=False)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
-        """End the response to a client that does not read; the call goes on."""
+        """End the response to a client that has disconnected or does not read. The call continues."""
         self.release()
 
 
 class Batch:
-    """The answers to the requests of one array: a JSON array, or the events of a stream once there is one."""
+    """Sends the answers to the requests of one batch: as a JSON array, or as events if there is a stream."""
 
     def __init__(self, reply: SessionReply, size: int) -> None:
         self.reply = reply
@@ -208,12 +211,12 @@ class Batch:
         self._answers: list[bytes] = []
 
     async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to one of the requests, and the answers so far after it on the stream."""
+        """Send a message that belongs to one of the requests, and then the answers so far, on the stream."""
         await self.reply.notify(message)
         await self._send_answers()
 
     async def add(self, answer: bytes | None) -> None:
-        """Add the answer to one request; None if it was cancelled."""
+        """Add the answer to one request; `answer` is None if the request was cancelled."""
         self._missing -= 1
         if answer is not None:
             self._answers.append(answer)
@@ -239,12 +242,12 @@ class Batch:
 
 
 class SharedStreamReply:
-    """The reply of one request on a stream that it shares with others: it cannot end or change the stream."""
+    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream."""
 
     answered = False
 
     def epilogue(self, message: bytes) -> None:
-        """Do nothing: no method of sessions has an epilogue."""
+        """Do nothing: no method of the session era sends a message after its answer."""
 
     async def end(self) -> None:
         """Do nothing: other requests still use the stream."""
@@ -279,7 +282,7 @@ class _BatchPart(SharedStreamReply):
         await self._batch.add(None)
 
     def release(self) -> None:
-        """End the whole response if this request has no answer, because it would wait for the answer."""
+        """End the response of the whole batch if this request got no answer. Otherwise the batch would wait forever."""
         if not self.answered:
             self.answered = True
             self._batch.reply.release()
@@ -307,7 +310,7 @@ def _warn_of_sessions() -> None:
 
 
 class SessionExchange:
-    """Serves the session era at one endpoint. Without `keeps_sessions`, no sessions are stored."""
+    """Serves the session era at one endpoint. If `keeps_sessions` is False, no sessions are stored."""
 
     era = SESSION
 
@@ -337,7 +340,7 @@ class SessionExchange:
     async def serve_detached(
         self, session: Session, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Serve one message whose answer is not the HTTP response."""
+        """Serve one message. If it is a request, its answer goes to `reply`, not into the HTTP response."""
         if frame.is_request:
             await self._start_counted(session, frame, headers, caller, reply)
         else:
@@ -346,10 +349,10 @@ class SessionExchange:
     async def _start_counted(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve one of several requests in one HTTP request. Each is counted, and has its own era.
+        """Begin to serve one of several requests in one HTTP request. Each counts as in flight, and has its own era.
 
-        A stateless request among them does not belong to the session. Like a single stateless request, it needs the
-        headers that repeat its fields, or it is refused.
+        A request of the stateless era among them does not belong to the session. Like a single stateless request, it is
+        refused if the HTTP headers do not repeat its fields.
         """
         era, _ = choose(self._runtime.eras, frame, headers)
         if self._runtime.is_full(own=1):  # the HTTP request itself is counted
@@ -358,7 +361,7 @@ class SessionExchange:
             self._count_in(task)
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """Serve an array of messages, if the client's revision has them; else raise a ProtocolError."""
+        """Serve an array of messages. Raise a ProtocolError if the client's revision has no batches."""
         session = await self._find(headers, caller)
         self.era.check_version(headers)
         peer: Peer = HeaderPeer(headers) if session is None else session.connection
@@ -410,7 +413,7 @@ class SessionExchange:
         await answer.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """Create a session for a caller; raise a `Refusal` if there are too many."""
+        """Create a session for a caller. Raise a `Refusal` if the limit of sessions is reached and all are in use."""
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
         except SessionsFull:
@@ -427,7 +430,7 @@ class SessionExchange:
     async def _wait_for_response(
         self, reply: SessionReply, task: asyncio.Task[None] | None, request_id: RequestId | None
     ) -> None:
-        """Wait for the end of the HTTP response. A task that goes on after it is still counted as in flight."""
+        """Wait until the HTTP response is over. If the task continues after that, it is still counted as in flight."""
         try:
             await reply.wait_until_over()
         except asyncio.CancelledError:  # an ASGI server that stops, or that cancels when the client disconnects
@@ -528,7 +531,7 @@ class SessionExchange:
     # GET: the stream of a session, or the rest of an interrupted one.
 
     async def listen(self, headers: Headers, caller: Caller, receive: Receive, reply: HttpReply) -> None:
-        """Open the standalone stream, or resume any stream after an event."""
+        """Send the standalone stream, or the rest of any stream after the event that the headers name."""
         check_takes_stream(reply)
         session = await self._find(headers, caller)
         assert session is not None
@@ -540,7 +543,7 @@ class SessionExchange:
     # DELETE: the end.
 
     async def end(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """End a session at its client's request."""
+        """End the session that the headers name, because its client requests that."""
         session = await self._find(headers, caller)
         assert session is not None
         self.era.check_version(headers)
@@ -550,7 +553,10 @@ class SessionExchange:
     # Shared by the verbs.
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
-        """Return the session that the headers name; None if no sessions are stored. Refuse an unknown session."""
+        """Return the session that the headers name; None if no sessions are stored.
+
+        Raises `Refusal` if the headers name no session, or one that does not exist for this caller.
+        """
         if not self._keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)
@@ -606,7 +612,7 @@ class SessionExchange:
         return call
 
     async def _receive(self, session: Session | None, frame: Frame) -> None:
-        """Process a message without an answer: a notification, or the response to a request of the server."""
+        """Handle a message that gets no answer: a notification, or the response to a request of the server."""
         if session is None:
             return
         if frame.is_notification:
@@ -622,6 +628,6 @@ class SessionExchange:
 
 
 def _forget(session: Session, request_id: int | str, cancellation: Cancellation) -> None:
-    """Free the id of a request, unless it was cancelled and its id is used by another request meanwhile."""
+    """Free the id of a request that has ended, unless another request has the same id by now."""
     if session.connection.in_flight.get(request_id) is cancellation:
         del session.connection.in_flight[request_id]

@@ -1,4 +1,4 @@
-"""Send the streams of a session that a client requests with GET: the standalone stream, and the rest of others.
+"""Send the streams of a session that a client requests with GET: the standalone stream, and the rest of other streams.
 
 Both are read from the stored events (`weft.server.sessions.streams`) while the client is connected.
 """
@@ -29,7 +29,10 @@ def _never() -> bool:
 
 
 class StreamForm(NamedTuple):
-    """The first bytes of a stream, the encoding of its events, and whether it must stay open when the server stops."""
+    """How a stream is sent: its first bytes, and a function that encodes an event.
+
+    While `lasts` returns True, the stream stays open although the server stops.
+    """
 
     opening: bytes
     encode: Callable[[StoredEvent], bytes]
@@ -79,7 +82,11 @@ class SessionStreams:
         *,
         token_info: TokenInfo | None = None,
     ) -> None:
-        """Send the stream that belongs to no request. A session has one; a client that resumes it takes it over."""
+        """Send the standalone stream, which belongs to no request. A session has only one.
+
+        A client that resumes it (`after` is given) ends the response that sent it before. Raises `Refusal` if the
+        stream is open and the client does not resume it.
+        """
         if session.wake is not None:
             if after is None:
                 raise Refusal(409, _TAKEN)
@@ -115,7 +122,7 @@ class SessionStreams:
                 await self._sessions.close_stream(session)
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
-        """Send the rest of the stream of a request. The response that had the stream before ends."""
+        """Send the rest of the stream of a request, and end the response that sent the stream before."""
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
             raise Refusal(400, "The events after this one are not stored any more.")
@@ -139,7 +146,7 @@ class SessionStreams:
                 del session.resumed[stream]
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
-        """Return whether all events of a request's stream after this one are stored, or will be."""
+        """Return whether no event of a request's stream after number `after` is lost: all are stored, or will be."""
         held, streams = session.open_streams.get(stream), self._sessions.streams
         if held is not None and held.last_event == event_id(stream, after):
             return True  # it is the last one so far
@@ -147,11 +154,11 @@ class SessionStreams:
         return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
 
     async def _start_of(self, session: Session, after: int | None) -> int:
-        """Return the event after which the standalone stream begins.
+        """Return the number of the event after which the standalone stream begins.
 
-        A new stream has only events that are stored from now on; they all come after 1. If events after `after` are
-        lost because the client was too slow, the stream goes on with those that are stored: a refusal would lose them
-        too.
+        If `after` is None, the stream has only events that are stored from now on; their numbers are above 1. If events
+        after `after` are lost because the client was too slow, the stream begins with the oldest event that is still
+        stored, because a refusal would lose all of them.
         """
         streams = self._sessions.streams
         if after is None:
@@ -192,7 +199,7 @@ class SessionStreams:
 
 
 def check_takes_stream(reply: HttpReply) -> None:
-    """Refuse a GET of a client that does not accept a stream."""
+    """Raise a `Refusal` for a GET request if the client does not accept a stream."""
     if not reply.can_stream:
         raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")
 

@@ -1,7 +1,8 @@
 """Serve HTTP+SSE, the transport of the oldest revision, beside the endpoint that replaced it.
 
-A client opens one stream with GET. Its first event has the URL to POST messages to; they are acknowledged with 202, and
-their answers follow on the stream. The session ends with the stream. The session exchange serves the messages.
+A client opens one stream with GET. The first event of the stream has the URL to which the client sends messages with
+POST. Each POST is answered with 202, and the answers to the messages follow on the stream. The session ends with the
+stream. The `SessionExchange` serves the messages.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _OpenSseStream:
 
 
 class _StreamReply(SharedStreamReply):
-    """Sends all output of one request on the stream of its session, which another worker may have open."""
+    """Sends all output of one request on the stream of its session, which may be open at another worker."""
 
     can_stream = True
 
@@ -73,7 +74,7 @@ class _StreamReply(SharedStreamReply):
         self.release()
 
     def release(self) -> None:
-        """Count the request as answered, so that the stream does not wait for it."""
+        """Count the request as answered, so that the stream does not stay open for its answer."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.unanswered -= 1
@@ -103,7 +104,7 @@ class SseExchange:
     # GET: a stream, and a session for as long as it is open.
 
     async def open(self, scope: Scope, receive: Receive, reply: HttpReply) -> None:
-        """Open a session and send its stream."""
+        """Open a session and send its stream. The session ends with the stream."""
         check_takes_stream(reply)
         caller = read_caller(scope)
         session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
@@ -123,14 +124,17 @@ class SseExchange:
             self._sessions.end_soon(session)
 
     def _expire(self, session: Session) -> bool:
-        """End the session: its tokens have expired. Return True to try again later, if requests are unanswered."""
+        """End the session, because its tokens have expired, and return False.
+
+        If requests are unanswered, do not end it, but return True: then this method is called again later.
+        """
         if self._open[session.id].unanswered:
             return True
         self._sessions.end_soon(session)
         return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
-        """Return the first event of the stream. Its data is the absolute path to send messages to."""
+        """Return the first event of the stream. Its data is the absolute path to which the client sends messages."""
         path = quote(scope.get("root_path", "") + self._messages)
         return encode_event(f"{path}?session_id={session.id}".encode(), event="endpoint")
 
@@ -141,7 +145,7 @@ class SseExchange:
     # POST: messages, whose answers go on the stream.
 
     async def find(self, scope: Scope) -> Session:
-        """Return the session that a message belongs to."""
+        """Return the session that the query of a POST names. Raise a `Refusal` if there is no such session."""
         query: bytes = scope["query_string"]
         if len(query) > _MOST_QUERY_BYTES:
             raise Refusal(400, f"The query has at most {_MOST_QUERY_BYTES} bytes: send to the address of the stream.")
@@ -174,7 +178,7 @@ class SseExchange:
 
 
 def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
-    """Return the messages of a body; for an item of an array that is not a message, an encoded error."""
+    """Return the messages of a body. In a batch, an item that is not a message is replaced by its encoded error."""
     if batches and body.lstrip()[:1] == b"[":
         return read_batch(body, limits)
     return [decode(body, limits)]
@@ -185,5 +189,5 @@ def _unknown() -> Refusal:
 
 
 def _encode(event: StoredEvent) -> bytes:
-    """Encode an event without an id: the stream cannot be resumed."""
+    """Encode an event without an id, because the stream cannot be resumed."""
     return encode_event(event.data, event="message")

@@ -1,7 +1,7 @@
 """Serve one message of the stateless era over HTTP.
 
-A client that disconnects cancels its request. A task watches for the disconnection. It starts when the handler first
-waits, so a handler that never waits needs no task.
+A client that disconnects cancels its request. A task watches whether the client disconnects. This task starts when the
+handler first waits, so a handler that never waits needs no such task.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class StatelessExchange:
 async def _watched(
     runtime: Runtime, call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply
 ) -> Answer | None:
-    """Return the answer of a call that waits; None if its client has gone or does not read."""
+    """Wait for the answer of a call and return it. Cancel the call if its client disconnects.
+
+    Return None if the client has disconnected or does not read.
+    """
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
     if reply.finished:  # the client disconnected before the call could be cancelled
@@ -101,7 +104,7 @@ async def _watched(
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
-    """Undo the cancellation of the call, so that the task can send the answer.
+    """Undo the cancellation of the task that served a call, so that the task can send the answer.
 
     If the handler ended before the cancellation was raised in it, the cancellation is raised and caught here.
     """
@@ -119,7 +122,7 @@ async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply)
 
 
 async def _serve_no_request(frame: Frame, reply: HttpReply) -> None:
-    """Accept and drop a notification, because none has a meaning without a session. Refuse a response."""
+    """Accept and ignore a notification, because without a session no notification has an effect. Refuse a response."""
     if frame.is_notification:
         await reply.accept()
         return

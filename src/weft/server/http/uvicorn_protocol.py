@@ -1,19 +1,19 @@
 """Guard uvicorn's HTTP connections against slow and greedy peers, answer in one write, and write its access log.
 
 uvicorn waits without limit for the end of a request's head, and for a peer to read what was written. The guard closes
-a connection whose head is late or too large, one that goes on sending after it was answered, and one that does not
-read. A connection whose requests arrive in one piece, as nearly all do, never needs the timer.
+a connection if a head is late or too large, if the peer still sends a body after the answer, or if the peer does not
+read. If requests arrive in one piece, as nearly all do, the timer for heads is not needed.
 
 A peer may send its next requests before the first is answered (pipelining). uvicorn then stops reading, and would not
 notice that the peer has gone. The guard goes on reading: at most `pipelined_requests` of a connection wait to be
 served, and the bytes after them stay unread.
 
-A log record and its formatting take half as long as a short call. So if the access log has uvicorn's default
-configuration, the line is written without a record. With a filter, another handler or formatter, colours, or a patched
-`logging`, the logger is called as uvicorn calls it.
+Making and formatting a log record takes half as long as a short call. So if the access log has uvicorn's default
+configuration, its line is written without a log record. With a filter, another handler or formatter, colours, or a
+patched `logging`, the logger is called as uvicorn calls it.
 
-All names of uvicorn that are not public are listed in docs/design.md. If a release lacks one, the public interface is
-used instead.
+All names of uvicorn that are not public are listed in docs/design.md. If a release of uvicorn lacks one of these names,
+the public interface is used instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HTTPTOOLS_NAMES = GUARDED_NAMES | {
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
     """Return a subclass of uvicorn's fastest installed protocol class, with the guard mixed in.
 
-    Return None if the guard fits no class of this release of uvicorn. Then uvicorn chooses its own.
+    Return None if no class of this release of uvicorn has the names that the guard uses. Then uvicorn chooses a class.
     """
     for module, name, guard, needed in (
         (_HTTPTOOLS, "HttpToolsProtocol", _HttptoolsGuard, HTTPTOOLS_NAMES),
@@ -76,9 +76,9 @@ def _names_of(kind: type) -> set[str]:
 def hang_up_on_flood(send: Send, most: int) -> None:
     """Close the connection after this response if uvicorn's own protocol class has read too many requests ahead.
 
-    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. The dropped
-    requests are not answered, and a client may send them again (RFC 9112, 9.3.2). The guarded protocol class does not
-    read too many requests, so it needs no such check.
+    uvicorn's class reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer.
+    The requests that were read ahead are dropped without an answer, and a client may send them again (RFC 9112, 9.3.2).
+    The guarded protocol class does not read too many requests, so it needs no such check.
     """
     cycle: Any = getattr(send, "__self__", None)
     protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
@@ -90,10 +90,10 @@ def hang_up_on_flood(send: Send, most: int) -> None:
 def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LIMITS.pipelined_requests) -> bool:
     """Write a whole JSON response at once, without its two ASGI messages. Return False if that is not possible.
 
-    `send` must be the method of uvicorn's cycle, which it also is if another program has started uvicorn. An app around
-    this one that reads the response has replaced `send` by a function, so it gets the two messages. This function does
-    what uvicorn does with the messages in the simple case: nothing is sent yet, the peer reads, the connection stays
-    open, and at most `most` requests are read ahead.
+    It is possible only if `send` is the method of uvicorn's request cycle. If an app around this one reads the
+    response, it has replaced `send` by its own function, so it still gets the two messages. This function does what
+    uvicorn does with the messages in the simple case: nothing is sent yet, the peer reads, the connection stays open,
+    and at most `most` requests are read ahead.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -122,7 +122,7 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
 
 @cache
 def _closing_field(cycle_class: Any) -> tuple[bytes, bytes] | None:
-    """Return the header field that closes a connection in older releases of uvicorn; newer ones use `keep_alive`."""
+    """Return the header field by which older releases of uvicorn close a connection; None for newer releases."""
     return getattr(sys.modules[cycle_class.__module__], "CLOSE_HEADER", None)
 
 
@@ -130,7 +130,10 @@ _heads: dict[int, tuple[Any, bytes]] = {}  # by status: the default fields, and 
 
 
 def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the head of a JSON response up to "content-length: ". uvicorn replaces `fields` when the date changes."""
+    """Return the head of a JSON response up to "content-length: ", from a cache while `fields` is the same list.
+
+    uvicorn makes a new list when the date in it changes.
+    """
     known, head = _heads.get(status, (None, b""))
     if known is not fields:
         lines = b"".join([b"%b: %b\r\n" % field for field in fields])
@@ -141,7 +144,7 @@ def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Trailers(list[Any]):
-    """Replaces the list of headers once the head is complete, because uvicorn would collect trailers without limit."""
+    """Replaces the list of headers when the head is complete. uvicorn would add trailers to a list without limit."""
 
     def append(self, object: Any, /) -> None:
         """Drop a trailer."""
@@ -153,12 +156,12 @@ _TRAILERS = _Trailers()
 class _Outlet:
     """A transport that writes the head of a response together with the beginning of its body.
 
-    uvicorn writes the two separately, each by a system call, which is a large part of the time of a short answer. The
-    app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is written at the end of
-    this turn of the loop.
+    uvicorn writes head and body separately, each by a system call, which is a large part of the time of a short answer.
+    The app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is written at the end
+    of the current iteration of the event loop.
 
-    While bytes are waiting to be written, a timer runs every `write_seconds`. A peer that has read nothing between two
-    checks is disconnected.
+    While bytes are waiting to be written, the peer is checked every `write_seconds`. A peer that has read nothing
+    between two checks is disconnected.
     """
 
     __slots__ = (
@@ -196,12 +199,12 @@ class _Outlet:
             self._transport.resume_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading for uvicorn, unless it is held."""
+        """Resume reading when uvicorn requests it, unless `hold_reading` was called."""
         if not self._is_held:
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        """Keep a head; write anything else, after the head that was kept."""
+        """Keep `data` if it is a head. Otherwise write it, together with the head that was kept before."""
         if self._head is not None:
             data, self._head = self._head + data, None
         elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n":
@@ -211,7 +214,7 @@ class _Outlet:
         self._put(data)
 
     def _flush(self) -> None:
-        """Write a head that no body followed."""
+        """Write the head that was kept, if no body has followed it."""
         if self._head is not None and not self.is_closing():
             self.write(b"")
 
@@ -221,7 +224,7 @@ class _Outlet:
         self._transport.close()
 
     def stop_timer(self) -> None:
-        """Stop the checks, because the connection has ended."""
+        """Stop checking the peer, because the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -250,9 +253,9 @@ class _Outlet:
 
 
 class _HeadGuard(asyncio.Protocol):
-    """Limits the time and size of request heads: a mixin before one of uvicorn's two protocol classes.
+    """Limits the time and size of request heads: a mixin for uvicorn's two protocol classes.
 
-    `cycle` of uvicorn's class is the request that arrived last.
+    The attribute `cycle`, which uvicorn's class sets, is the request that arrived last.
     """
 
     limits: Limits
@@ -278,7 +281,7 @@ class _HeadGuard(asyncio.Protocol):
         self._check_progress(data)
 
     def _check_progress(self, data: bytes) -> None:
-        """Stop the timer if a head is complete; else limit the bytes that still come."""
+        """Stop the timer if a head is complete. Otherwise limit the time and size of its rest."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
@@ -311,7 +314,7 @@ _SLICE = 8192
 
 
 class _HttptoolsGuard(_HeadGuard):
-    """Adds what only httptools needs: limits for trailers and for requests read ahead, and ignoring upgrades."""
+    """Adds what only httptools needs: limits for trailers and for requests that are read ahead. Ignores upgrades."""
 
     flow: Any
     headers: Any
@@ -345,7 +348,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._parse_unread()
 
     def _parse_unread(self) -> None:
-        """Parse the unread bytes, slice by slice, while there is room for requests read ahead."""
+        """Parse the unread bytes, slice by slice, until the limit of requests that are read ahead is reached."""
         unread, most = self._unread, self.limits.pipelined_requests
         self._forget_answered()
         while unread and len(self._waiting) <= most and not self.transport.is_closing():
@@ -386,7 +389,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """Count the bytes of each chunk from zero. The total is limited where the body is read."""
+        """Count the bytes of each chunk from zero, because the app limits the total size of the body."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
@@ -400,7 +403,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._waiting.append((self.cycle, self._received))
 
     def _take_host_of_target(self) -> None:
-        """Replace the Host header by the host of a target in absolute form (RFC 9112, 3.2.2)."""
+        """Replace the Host header by the host in the request target, if the target is a full URL (RFC 9112, 3.2.2)."""
         if (host := target_host(self.url)) is not None:
             self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
@@ -419,7 +422,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._upgrade_at = upgrade.args[0]
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Return the last request without its upgrade, and the bytes after it, for a new parser."""
+        """Make a new parser. Return the bytes for it: the head of the last request without its upgrade, and `rest`."""
         from httptools import HttpRequestParser
 
         self._upgrade_at = None
@@ -446,7 +449,7 @@ _handle, _call_handlers = _Logger.handle, getattr(_Logger, "callHandlers", None)
 
 
 def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
-    """Write the line of one response to uvicorn's access log.
+    """Write a line about one response to uvicorn's access log.
 
     Control characters in the client's address, which may come from a forwarded header, are replaced.
     """
@@ -473,7 +476,7 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
 
 
 def _stock_handler(logger: logging.Logger) -> Any:
-    """Return the handler of uvicorn's default configuration; None if anything was added or changed."""
+    """Return the handler of a logger if it has uvicorn's default configuration; None if anything in it was changed."""
     handlers = logger.handlers
     if len(handlers) != 1 or logger.propagate or logger.filters:
         return None
@@ -497,7 +500,7 @@ def _stock_handler(logger: logging.Logger) -> Any:
 
 @cache
 def _stock_formatter() -> tuple[type | None, str]:
-    """Return the formatter class and the format of uvicorn's access log; None without uvicorn."""
+    """Return the formatter class and the format of uvicorn's access log; None and "" if uvicorn is not installed."""
     try:
         from uvicorn.config import LOGGING_CONFIG
         from uvicorn.logging import AccessFormatter

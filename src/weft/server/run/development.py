@@ -1,9 +1,9 @@
 """Find calls in async handlers that block the event loop, and warn with their place.
 
-A callback on the loop notes the time again and again (the beat), and a thread checks it. When the beat stops, the
-thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In debug mode
-the beat is fast, so that short calls are found too; otherwise it comes twice a second. Either way, handlers run at full
-speed.
+A callback on the loop records the time at regular intervals (the beat). A thread checks the recorded time. When the
+beat stops, the thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In
+debug mode the beat is fast, so that short calls are found too; otherwise it comes twice a second. In both modes,
+handlers run at full speed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
-    """Watch a loop for blocking calls until it is closed. Do nothing if it is watched already.
+    """Watch a loop for blocking calls until the loop is closed.
 
-    Do nothing either if this Python cannot show the stacks of threads.
+    Do nothing if the loop is watched already, or if this Python cannot show the stacks of threads.
     """
     frames: Callable[[], Mapping[int, FrameType]] | None = getattr(sys, "_current_frames", None)
     if loop not in _watched and frames is not None:
@@ -98,7 +98,10 @@ class _Watch:
 
 
 def _find(frame: FrameType | None) -> tuple[str, str, int] | None:
-    """Return the handler that blocks, and the innermost line of the user's code in it: file and number."""
+    """Return the handler that blocks, and the file and number of the innermost line of the user's code.
+
+    `frame` is the innermost frame of the stack. Return None if the stack contains no handler.
+    """
     place: tuple[str, int] | None = None
     handler: str | None = None
     while frame is not None:

@@ -1,7 +1,7 @@
 """Put the parts of one server together: features, protection, sessions, runtime.
 
-`Server` is the public interface; its `engine` serves. The rooms below use the engine through a base class that has what
-their layer needs: a call uses `Services`, a transport uses `Runtime`.
+`Server` is the public interface; its `engine` serves the clients. The rooms below see the engine only as a base class
+that has what they need: a call sees `Services`, a transport sees `Runtime`.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ class Engine(Runtime):
     # Callbacks of the user.
 
     def add_middleware(self, layer: Middleware) -> None:
-        """Add a function that runs around every call, inside the functions that were added before."""
+        """Add a function that runs around every call. Functions that were added before run around this one."""
         check_middleware(layer)
         self._middleware.append(layer)
         Engine.dispatcher.forget(self)
 
     def add_translation(self, kind: type[Exception], fn: Callable[..., Any]) -> None:
-        """Add a function that translates exceptions of a class (`on_error`)."""
+        """Add a function that turns exceptions of the class `kind` into an answer (see `Server.on_error`)."""
         self._translations = (self._translations or Translations()).with_one(kind, fn)
         Engine.dispatcher.forget(self)
 
@@ -152,7 +152,7 @@ class Engine(Runtime):
             self.background.start("on_roots_changed", fn, connection)
 
     def calls_for_itself(self, fn: object) -> bool:
-        """Return whether a function is a callback that no client calls: middleware, `on_error`, the lifespan."""
+        """Return whether `fn` is middleware, a callback or the lifespan: functions that clients do not call."""
         of_errors = () if self._translations is None else self._translations.functions
         return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
 
@@ -160,7 +160,7 @@ class Engine(Runtime):
 
     @property
     def capabilities(self) -> ServerCapabilities:
-        """The capabilities that the server declares: those it has features for."""
+        """The capabilities that the server declares. Most are declared only if there are features for them."""
         changes = ListChangedCapability(list_changed=True)
         return ServerCapabilities(
             logging={},
@@ -197,7 +197,7 @@ class Engine(Runtime):
         )
 
     def make_dispatcher(self) -> Dispatcher:
-        """Make a dispatcher with the present handlers and middleware."""
+        """Make a dispatcher with the handlers and middleware that are registered now."""
         handlers: dict[str, Handler] = {
             "server/discover": self._discover,
             "tools/list": self.tools.list,
@@ -263,13 +263,13 @@ class Engine(Runtime):
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Serve a client in this process: `deliver` gets the messages to it."""
+        """Return a pipe that serves a client in this process. The pipe passes messages for the client to `deliver`."""
         from weft.server.stdio.pipe import MemoryPipe
 
         return MemoryPipe(self, deliver)
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. New ones are closed at once."""
+        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open."""
         self.subscriptions.close_soon()
         self.sessions.close_soon()
 
@@ -294,7 +294,7 @@ def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
 
 
 def _offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Extension]) -> dict[str, Method]:
-    """Return the methods of an era that this server offers: those whose capability it declares, and extensions'."""
+    """Return the methods of an era that this server offers: for its declared capabilities, and of its extensions."""
     methods = {
         name: method
         for name, method in METHODS.items()

@@ -1,6 +1,6 @@
-"""Prepare to serve over HTTP: check the options, warn about mistakes, open the socket, show the URL and a command.
+"""Prepare to serve over HTTP: check options, warn about mistakes, open the socket, find a URL and a command to show.
 
-Each check raises a `StartError` that says what to do.
+If a check fails, it raises a `StartError` that says what to do.
 """
 
 from __future__ import annotations
@@ -80,13 +80,16 @@ def check_exposure(options: HttpOptions) -> None:
 
 
 def check_workers(workers: Any) -> None:
-    """Raise a StartError for a number of workers that is not an int, or below 1."""
+    """Raise a StartError if `workers` is not an int, or is below 1."""
     if type(workers) is not int or workers < 1:
         raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
 
 
 def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
-    """Warn if there must be a proxy in front that is not in `trusted_proxies`: its clients would count as one."""
+    """Warn if the options imply that there is a proxy in front of the server, but `trusted_proxies` is empty.
+
+    Without trusted proxies, all clients of the proxy share the limits of one client.
+    """
     if engine.auth is not None or options.trusted_proxies or not is_loopback(options.host):
         return
     named = [entry for entry in options.allowed_hosts or () if not is_loopback(re.sub(r":\d+$", "", entry))]
@@ -176,7 +179,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 def _free_port(host: str, taken: int) -> int:
-    """Return a free port near the one that is in use, else any free port; 0 if there is none."""
+    """Return a free port just above the port `taken`, or else any free port; 0 if no port is free."""
     for port in (*range(taken + 1, min(taken + 20, 65536)), 0):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host.strip("[]"), port))
@@ -185,7 +188,7 @@ def _free_port(host: str, taken: int) -> int:
 
 
 def url_of(options: HttpOptions, listener: socket.socket) -> str:
-    """Return the URL of a server: with the first name in `allowed_hosts`, else with its address."""
+    """Return the URL of a server. Its host is the first name in `allowed_hosts`, or else `options.host`."""
     named = next((entry for entry in options.allowed_hosts or () if not entry.startswith("*")), None)
     host = named or options.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
@@ -197,7 +200,7 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(engine: Engine, url: str) -> str | None:
-    """Return a command to try a server: a call of a tool without arguments, else the list; None without tools."""
+    """Return a command that calls a tool without arguments, or else lists the features; None if there are no tools."""
     token = [] if engine.auth is None else ["--token", "TOKEN"]
     # Without auth, calls of tools with scopes are refused.
     tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]
@@ -209,7 +212,7 @@ def try_line(engine: Engine, url: str) -> str | None:
 
 
 def _is_easy(tool: RegisteredTool) -> bool:
-    """Return True for a tool that needs no arguments and no scopes, and destroys nothing."""
+    """Return whether a tool needs no arguments and no scopes, and destroys nothing."""
     hints = tool.definition.annotations
     is_risky = hints is not None and hints.destructive_hint
     return not (is_risky or tool.scopes or tool.definition.input_schema.get("required"))

@@ -2,11 +2,11 @@
 
 A file beside an `__init__.py` belongs to a package. It is imported under its full name, so that its relative imports
 work. Any other file is imported under its file name, with its directory first on `sys.path`, as Python does for a
-script. If another file imports it, it gets the same module, not a second copy with a second server.
+script. Another file that imports this file gets the same module, not a second copy with a second server.
 
 The error messages for a wrong file, module or object, and for a file that fails, are in this module. While a file is
-being loaded, `server.run()` in it does nothing (`is_loading`), because the loading program serves it. So the file works
-without `if __name__ == "__main__"`.
+being loaded, `server.run()` in it does nothing (`is_loading`), because the program that loads the file serves it. So
+the file works without `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def load(target: Target) -> Servable:
 
 
 def folder_of(target: Target) -> Path | None:
-    """Return the directory of a target's code: its package, or the directory of its file. None if it does not exist."""
+    """Return the directory of a target's code: its top package, or the directory of its file; None if not found."""
     found = None if target.is_module else _file_of(target.place)
     if found is None and _is_module_name(target.place):
         top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
@@ -108,10 +108,10 @@ def folder_of(target: Target) -> Path | None:
 
 
 def movable(target: Target) -> tuple[Target, bool]:
-    """Return a target that can be loaded from any directory, and True.
+    """Return a target for the same server that can be loaded from any directory, and True.
 
-    For a module that can be loaded from the working directory only, return its target and False. The target must have
-    been loaded before.
+    If its module can be loaded only from the working directory, return a target for the module, and False. `target`
+    must have been loaded before.
     """
     suffix = "" if target.name is None else f":{target.name}"
     path = None if target.is_module else _file_of(target.place)
@@ -129,7 +129,7 @@ def movable(target: Target) -> tuple[Target, bool]:
 
 
 def _import(target: Target) -> tuple[ModuleType, str]:
-    """Import the module of a target; return it, and the name of its file for messages."""
+    """Import the module of a target. Return the module, and the name of its file to show in messages."""
     place = target.place
     path = None if target.is_module else _file_of(place)
     if path is None and (not _is_module_name(place) or (not target.is_module and Path(place).is_dir())):
@@ -151,7 +151,7 @@ def _import(target: Target) -> tuple[ModuleType, str]:
 
 
 def _file_of(place: str) -> Path | None:
-    """Return the file at a path (for a package, its `__init__.py`); None if there is none."""
+    """Return the file at a path (for a package, its `__init__.py`); None if there is no file."""
     path = Path(place)
     if path.is_dir() and (path / "__init__.py").is_file():
         path /= "__init__.py"
@@ -159,12 +159,12 @@ def _file_of(place: str) -> Path | None:
 
 
 def _is_module_name(place: str) -> bool:
-    """Return whether this can be the dotted name of a module. `server.py` is a file name."""
+    """Return whether `place` can be the dotted name of a module. `server.py` cannot: it is a file name."""
     return not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
 
 
 def _package_of(path: Path) -> tuple[Path, str] | None:
-    """Return the directory above a file's package, and the full name of its module; None if it is in no package."""
+    """Return the directory above a file's package, and the full name of its module; None if there is no package."""
     folder, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
@@ -221,7 +221,7 @@ def _put_first(folder: Path) -> None:
 
 @contextmanager
 def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]:
-    """Run the user's code with its arguments in `sys.argv`. Turn all its exceptions into a `StartError`."""
+    """Set `sys.argv` for the user's code that runs in this context, and turn its exceptions into a `StartError`."""
     global _loading  # noqa: PLW0603 - a process loads one file at a time
     sys.argv = [file, *arguments]  # not restored: a handler may read it later
     _loading = True
@@ -290,7 +290,7 @@ def _suggest(folder: Path, name: str) -> str:
 
 
 def _why(file: str, error: BaseException) -> str:
-    """Return the message for a file that fails: the error, the user's own lines, and a remedy."""
+    """Return the message for a file that fails: the error, the places in the user's code, and a remedy."""
     if isinstance(error, UsageError):  # its message already has a remedy
         return f"{file} cannot be loaded. {error}"
     if isinstance(error, SyntaxError):
@@ -420,7 +420,7 @@ def _makes_server(value: Any) -> bool:
 
 
 def warn_of_empty_server(engine: Engine) -> None:
-    """Warn about a server without features: a decorator may be missing, or its file was loaded twice."""
+    """Warn if a server has no features: a decorator may be missing, or the file may have been loaded twice."""
     if _offers(engine) or engine.extensions:
         return
     if not engine.lifespan.started:  # the lifespan may register features
@@ -446,7 +446,7 @@ def _offers(engine: Engine) -> bool:
 
 
 def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType | None:
-    """Return another module of the same file, whose server has features; None if there is none."""
+    """Return another module that was loaded from the same file and whose server has features, or None."""
     for other in modules:
         if other is not module and getattr(other, "__file__", None) == module.__file__:
             servers = (value for value in vars(other).values() if isinstance(value, Servable))

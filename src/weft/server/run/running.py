@@ -2,8 +2,9 @@
 
 `run` controls the process; `serve` runs in the user's loop, and does not touch signals and threads.
 
-The first Ctrl-C (or SIGTERM) lets HTTP requests finish, for at most `limits.drain_seconds`. Then `run` returns, so the
-exit code is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and prints why.
+After the first Ctrl-C (or SIGTERM), HTTP requests may finish, for at most `limits.drain_seconds`. Then `run` returns,
+so the exit code is 0. A second Ctrl-C ends the process at once with exit code 130. If a server cannot start, the
+process prints why and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class CannotStart(StartError, SystemExit):
 def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until stopped. The options are those of `HttpOptions`.
 
-    Does nothing in a file that `weft run` or a worker loads: they serve it themselves.
+    Do nothing while `weft run` or a worker loads the file that calls `run`, because they serve it themselves.
     """
     if is_loading():
         return
@@ -107,7 +108,7 @@ def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None
 
 
 async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
-    """Serve in the running loop until cancelled. HTTP requests get the same time to finish as in `run`."""
+    """Serve in the running loop until cancelled. HTTP requests then get the same time to finish as in `run`."""
     if is_loading():
         return
     given = _read_options("server.serve", transport, options)
@@ -127,7 +128,7 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
 
 @contextlib.asynccontextmanager
 async def _counted(engine: Engine) -> AsyncGenerator[None]:
-    """Count the running calls of `serve`, which may be several in one loop. The last one to end stops the server."""
+    """Count the calls of `serve` that run now: one loop may have several. When the last call ends, stop the server."""
     engine.serving += 1
     try:
         yield
@@ -173,8 +174,8 @@ def start(
 ) -> None:
     """Serve until stopped. Unlike `run`, raise a `StartError` instead of ending the process.
 
-    `target` is what workers load (default: the server is searched in the main script). `listener` is a socket that
-    listens already (default: one is opened).
+    `target` is what workers load (default: the variable of the main script that has the server). `listener` is a socket
+    that listens already (default: a new socket).
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -251,7 +252,7 @@ async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listen
 
 
 async def _abort_connections(http: uvicorn.Server) -> None:
-    """Abort the connections and requests that uvicorn has not ended: the user's loop would go on running them."""
+    """Abort the connections and requests that uvicorn has not ended. Otherwise they would go on in the user's loop."""
     state = getattr(http, "server_state", None)
     for server in getattr(http, "servers", ()):  # uvicorn sets this attribute when it starts
         server.close()
@@ -266,7 +267,7 @@ async def _abort_connections(http: uvicorn.Server) -> None:
 def _http_server(
     engine: Engine, options: HttpOptions, started: Callable[[], None], *, in_users_loop: bool = False
 ) -> uvicorn.Server:
-    """Make the uvicorn server. In the user's loop it does not touch the signals of the process."""
+    """Make the uvicorn server. With `in_users_loop`, it does not handle the signals of the process."""
     import uvicorn
 
     class HttpServer(uvicorn.Server):
@@ -372,12 +373,13 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
 
 
 def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop: bool = False) -> None:
-    """Log to stderr: Weft's log and the app's.
+    """Set up logging to stderr, for Weft and for the user's program.
 
-    The default level over HTTP is `info`, with a line for each call, as HTTP servers have; on stdio it is `warning`,
-    because hosts show the lines on stderr as problems. At `debug`, libraries that are known to log much stay at `info`,
-    because their lines about requests are not masked. If the program has set up its logging, only the level of Weft's
-    log is changed, and only if `level` is given. In the user's loop, only Weft's log is shown.
+    The default level over HTTP is `info`, which logs a line for each call, as HTTP servers do. On stdio it is
+    `warning`, because hosts show the lines on stderr as problems. At `debug`, libraries that are known to log much stay
+    at `info`, because secrets in their lines are not masked. If the program has set up logging itself, only the level
+    of Weft's log is changed, and only if `level` is given. With `in_users_loop`, only Weft's and uvicorn's logs are
+    shown.
     """
     chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
@@ -401,7 +403,7 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
 
 
 def print_notice(text: str) -> None:
-    """Print a line for the user on stderr: stdout may belong to the protocol."""
+    """Print a line for the user on stderr, because stdout may be used for the protocol."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no stderr, or it is closed
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints
 
@@ -471,7 +473,7 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
-    """Call `stop` on SIGINT and SIGTERM. Only the main thread can set handlers; elsewhere this does nothing."""
+    """Call `stop` if SIGINT or SIGTERM comes in this context. In other threads than the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -484,7 +486,7 @@ def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the loop as `asyncio.run` does, but wait a second at most, and not for threads."""
+    """Close the loop as `asyncio.run` does, but wait at most a second for tasks, and not at all for threads."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

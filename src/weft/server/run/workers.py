@@ -1,10 +1,10 @@
 """Serve with several processes on one socket: a parent that listens and supervises, and workers.
 
-The parent opens the socket once and passes it on; each worker loads the server's file and accepts connections. A worker
-that dies is replaced; one that cannot start stops all. A worker ends when the parent ends, even if the parent is
-killed: the worker's stdin is a pipe whose other end only the parent has.
+The parent opens the socket and passes it to all workers. Each worker loads the server's file and accepts connections. A
+worker that dies is replaced. If a worker cannot start, the parent stops all workers. A worker ends when the parent
+ends, even if the parent is killed: the worker's stdin is a pipe whose other end only the parent has.
 
-The supervisor starts a worker as `python -m weft.server.run.workers JSON`.
+The parent starts a worker as `python -m weft.server.run.workers JSON`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RESTART_SECONDS = 1.0  # shortest time between two starts of a worker
 
 
 class WorkerOrder(msgspec.Struct):
-    """The command line of a worker."""
+    """What a worker gets on its command line, as JSON: what to load, and how to serve it."""
 
     target: Target
     options: HttpOptions
@@ -50,7 +50,10 @@ class WorkerOrder(msgspec.Struct):
 
 
 def target_of(engine: Engine) -> Target:
-    """Return the target that a worker loads: the file of the running script, the server's name, the arguments."""
+    """Return the target that a worker loads: the running script, the server's variable in it, and the arguments.
+
+    Raises StartError if no global variable of the script has the server.
+    """
     script = sys.modules["__main__"]
     file = getattr(script, "__file__", None)
     for name, value in vars(script).items():
@@ -83,7 +86,10 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
 
 
 def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
-    """Return the options with `sessions` set: False if there are several workers without a shared backend."""
+    """Return the options with a value for `sessions`. Default: False if several workers share no backend, else True.
+
+    Raises StartError if the options require sessions, but the workers share no backend.
+    """
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if options.sessions is None and are_shared:
         return msgspec.structs.replace(options, sessions=True)
@@ -146,7 +152,7 @@ class _WorkerSupervisor:
         self._stopping = True
 
     def _stop_workers(self) -> None:
-        """Stop the workers, and kill those that have not ended some seconds after their drain."""
+        """Stop the workers, and kill those that still run three seconds after the end of `drain_seconds`."""
         self._stopping = True
         self._listener.close()  # else a client that connects now would wait, because no worker accepts it
         for worker, _ in self._workers:
@@ -168,7 +174,7 @@ def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
 
 
 def main(text: str) -> int:
-    """Serve as one worker; return its exit code."""
+    """Serve as one worker, and return the exit code. `text` is a `WorkerOrder` in JSON."""
     order = msgspec.json.decode(text, type=WorkerOrder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops this worker
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -2,7 +2,7 @@
 
 The live part is what cannot be in a record: the connection that handlers see, running requests, requests that the
 client has not answered, and the events that wake open streams. The record, in the Backend's store, decides whether a
-session exists. Every worker that uses the session renews it, and changes of several workers are merged.
+session exists. Every worker that uses the session renews its record, and changes of several workers are merged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OpenStream(Protocol):
     last_event: str | None  # id of the last event that was stored
 
     def release(self, *, is_resumed: bool = False) -> None:
-        """End the HTTP response. `is_resumed`: the client reads the rest of the stream elsewhere."""
+        """End the HTTP response. `is_resumed` is True if another response sends the rest of the stream."""
         ...
 
 
@@ -54,7 +54,7 @@ class ResumedReader(asyncio.Event):
     retry: int | None = None  # milliseconds after which the client should reconnect; None: not set
 
     def end(self, retry: int | None = None) -> None:
-        """End the response."""
+        """End the response. If `retry` is given, the client is told to reconnect after that many milliseconds."""
         self.retry = retry
         self.set()
 
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def outstanding(self) -> PendingRequests:
-        """Requests to the client that it has not answered."""
+        """The requests of the server that the client has not answered."""
         if self._outstanding is None:
             self._outstanding = PendingRequests(self.worker, self.send)
             if self.ended:
@@ -118,7 +118,7 @@ class Session:
 
     @property
     def asked(self) -> PendingRequests | None:
-        """Requests to the client, or None if there never was one."""
+        """The same as `outstanding`, but None if the server has never sent a request to the client."""
         return self._outstanding
 
     def end_questions(self) -> None:
@@ -165,7 +165,7 @@ class Session:
     ) -> Any:
         """Send a request to the client and return its result.
 
-        Raises `NoBackChannelError` if the client never opened the standalone stream.
+        Raises `NoBackChannelError` if the client never opened the standalone stream, or the session has ended.
         """
         if not self.has_listened or self.ended:
             raise NoBackChannelError(method)
@@ -201,7 +201,10 @@ class Session:
         )
 
     def apply_record(self, before: Record, now: Record) -> None:
-        """Apply the changes of other workers. Changes made here meanwhile stay, and still have to be saved."""
+        """Apply the changes of other workers: the differences between the records `before` and `now`.
+
+        Changes that were made in this process meanwhile stay, and still have to be saved.
+        """
         connection = self.connection
         is_changed = connection.is_changed
         if now.handshake_done and not before.handshake_done:
@@ -226,7 +229,7 @@ class Session:
         self.wake_streams()
 
     def wake_streams(self) -> None:
-        """Wake the responses that send streams here, so that they check whether to continue."""
+        """Wake the responses that send streams of this session, so that they check whether to continue."""
         for wake in (self.wake, *self.resumed.values()):
             if wake is not None:
                 wake.set()
@@ -256,7 +259,7 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class Records:
-    """The records of all sessions."""
+    """Reads and writes the records of all sessions in the store."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
@@ -275,11 +278,14 @@ class Records:
         return None if data is None else _decode(data)
 
     async def renew(self, id: str) -> bool:
-        """Extend the lifetime of a session; return False if it does not exist any more."""
+        """Extend the lifetime of a record. Return False if the session does not exist any more."""
         return await self._store.touch(_key(id), ttl=self._idle_seconds)
 
     async def change(self, id: str, before: Record, after: Record) -> Record | None:
-        """Merge the changes between two records into the stored one; return it, or None if the session ended."""
+        """Merge the changes from `before` to `after` into the stored record. Return the merged record.
+
+        Return None if the session has ended.
+        """
         while (data := await self._store.get(_key(id))) is not None:
             merged = _merge(before, after, _decode(data))
             if await self._store.swap(_key(id), data, _encode(merged), ttl=self._idle_seconds):
@@ -294,11 +300,11 @@ class Records:
     # Only one worker at a time may have the standalone stream open. The claim of a worker that died expires.
 
     async def take_stream(self, id: str, worker: str) -> None:
-        """Take ownership of the standalone stream, even if another worker has it."""
+        """Make `worker` the owner of the standalone stream, even if another worker owns it."""
         await self._store.put(_stream(id), worker.encode(), ttl=self._stream_seconds)
 
     async def hold_stream(self, id: str, worker: str) -> bool:
-        """Take or renew ownership of the standalone stream; return False if another worker has it."""
+        """Make or keep `worker` the owner of the standalone stream. Return False if another worker owns it."""
         if await self._store.swap(_stream(id), None, worker.encode(), ttl=self._stream_seconds):
             return True
         if await self._store.get(_stream(id)) != worker.encode():
@@ -306,7 +312,7 @@ class Records:
         return await self._store.touch(_stream(id), ttl=self._stream_seconds)
 
     async def drop_stream(self, id: str, worker: str) -> None:
-        """Give up ownership of the standalone stream."""
+        """End the ownership of the standalone stream, if `worker` owns it."""
         if await self._store.get(_stream(id)) == worker.encode():
             await self._store.delete(_stream(id))
 
@@ -332,7 +338,7 @@ def _stream(id: str) -> str:
 
 
 async def _initialize(call: Call) -> InitializeResult:
-    """Answer the handshake. The era has chosen the version."""
+    """Answer the handshake, with the protocol version that the era has chosen."""
     envelope, services = call.envelope, call.services
     if call.connection.handshake_done:  # an earlier `initialize` was answered while this one waited
         raise AlreadyInitialized
@@ -355,7 +361,7 @@ async def _initialize(call: Call) -> InitializeResult:
 
 
 def _without_changes(capabilities: ServerCapabilities) -> ServerCapabilities:
-    """Return the capabilities of a server that keeps no sessions: it never notifies clients of changes."""
+    """Return the capabilities without notifications of changes, which a server without sessions cannot send."""
     silent = ListChangedCapability()
     return msgspec.structs.replace(
         capabilities,
@@ -370,7 +376,10 @@ async def _ping(_: Call) -> EmptyResult:
 
 
 async def _set_level(call: Call) -> EmptyResult:
-    """Set the lowest level of log messages for the session. Without a session, no higher level can be set."""
+    """Set the lowest level of log messages for the session.
+
+    Raises InvalidRequest if there is no session, and the level is higher than the default.
+    """
     connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:
         if not log_level_reached(DEFAULT_LEVEL, level):  # the client would get messages that it does not want
@@ -426,7 +435,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 def read_batch(body: bytes, limits: Limits) -> list[Frame | bytes]:
-    """Return the messages of a batch. A part that is not a valid message is replaced by its encoded error."""
+    """Return the messages of a batch. An item that is not a valid message is replaced by its encoded error."""
     check_bounds(body, limits)
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])

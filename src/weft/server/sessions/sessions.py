@@ -2,8 +2,8 @@
 
 A session has two parts. Its *record* (principal, version, capabilities, subscriptions) is in the Backend's store, where
 any worker finds it. Its *live part* is in one process: the connection that handlers see, running requests, and requests
-that the client has not answered yet. A worker that gets a request of a session it does not know reads the record and
-makes a live part for it.
+that the client has not answered yet. A worker that gets a request of an unknown session reads the record, and makes a
+live part for the session.
 
 A session belongs to the principal that opened it: for other principals it does not exist.
 """
@@ -38,7 +38,7 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 
 class SessionsFull(Exception):
-    """The limit of sessions is reached, and none of them is idle."""
+    """The limit of sessions is reached, and all sessions are in use."""
 
 
 class Sessions:
@@ -66,7 +66,10 @@ class Sessions:
         return len(self._unused) + len(self._used)
 
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
-        """Return a new session for a handshake. `find` finds it only after `keep`. Raises `SessionsFull`."""
+        """Return a new session for a handshake. `find` finds the session only after `keep` was called.
+
+        Raises `SessionsFull` if the limit of sessions is reached and all are in use.
+        """
         self._find_superfluous(peer)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
 
@@ -74,7 +77,7 @@ class Sessions:
         return Session(id, principal, peer, self._worker, self.streams, self.limits)
 
     async def keep(self, session: Session) -> None:
-        """Store a new session, so that its next request finds it."""
+        """Store a new session, so that `find` finds it for the next request."""
         with contextlib.suppress(SessionsFull):  # `new` has checked the limits
             for other in self._find_superfluous(session.peer):
                 self.end_soon(other)
@@ -89,7 +92,7 @@ class Sessions:
             raise
 
     async def find(self, id: str, principal: str | None) -> Session | None:
-        """Return the session with this id and principal, and mark it as used; None if there is none."""
+        """Return the session with this id and principal, and mark it as used; None if it does not exist."""
         session = self._local(id)
         if session is None or session.stale:
             session = await self._fetch(id, session)
@@ -120,9 +123,9 @@ class Sessions:
             raise
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
-        """Open the standalone stream at this worker. From now on, any worker may write to the stream.
+        """Open the standalone stream of a session at this worker. From now on, any worker may write to the stream.
 
-        Return False if the stream is open at another worker. With `takes_over`, open it nevertheless, because the
+        Return False if the stream is open at another worker. With `takes_over`, open the stream even then, because the
         client resumes it here.
         """
         if takes_over:
@@ -136,11 +139,11 @@ class Sessions:
         return True
 
     async def holds_stream(self, session: Session) -> bool:
-        """Take or renew the claim of this worker on the standalone stream; return False if another worker has it."""
+        """Make or keep this worker the owner of the standalone stream. Return False if another worker owns it."""
         return await self._records.hold_stream(session.id, self._worker)
 
     async def close_stream(self, session: Session) -> None:
-        """Give up the claim of this worker on the standalone stream."""
+        """End the ownership of the standalone stream, if this worker owns it."""
         await self._records.drop_stream(session.id, self._worker)
 
     async def end(self, session: Session) -> None:
@@ -159,15 +162,15 @@ class Sessions:
         self._in_background(self.end(session))
 
     def close_soon(self) -> None:
-        """End the standalone streams, from any thread."""
+        """Call `end_streams` soon, in the event loop. May be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.end_streams)
 
     def end_streams(self) -> None:
-        """End the standalone streams and those that are opened from now on, because the server stops.
+        """End the standalone and resumed streams, also those that are opened later, because the server stops.
 
-        Requests to clients fail after `drain_seconds`, like calls: their responses would come in new HTTP requests,
-        which a server that stops does not accept.
+        Requests of the server to clients fail after `drain_seconds`, like calls: their responses would come in new HTTP
+        requests, which a server that stops does not accept.
         """
         if not self.closing and self._loop is not None and math.isfinite(self.limits.drain_seconds):
             self._loop.call_later(self.limits.drain_seconds, self._end_questions)
@@ -269,7 +272,7 @@ class Sessions:
             self._sweeping = None
 
     async def _release(self, session: Session) -> None:
-        """End the live part of a session in this process."""
+        """End the live part of a session in this process. The record stays."""
         self._remove(session)
         tasks = {cancellation.task for cancellation in session.connection.in_flight.values()}
         session.close()
@@ -312,7 +315,10 @@ class Sessions:
         return self._used.get(id) or self._unused.get(id)
 
     async def _fetch(self, id: str, known: Session | None) -> Session | None:
-        """Return a session that another worker has opened or changed; None if it does not exist."""
+        """Read the record of a session that another worker has opened or changed, and return the session.
+
+        `known` is its live part in this process, if there is one. Return None if the session does not exist.
+        """
         if known is not None:
             known.stale = False
         try:
@@ -393,7 +399,7 @@ _NOTICES = "sessions/notices"
 
 
 async def _unsubscribe(topics: list[Unsubscribe]) -> None:
-    """Unsubscribe from all topics. A failure is reported and does not stop the others."""
+    """Call all functions that unsubscribe from a topic. If one fails, report the error and call the others."""
     while topics:
         try:
             await topics.pop()()
@@ -422,7 +428,7 @@ _read_progress = msgspec.json.Decoder(ProgressParams).decode
 def take_notification(
     runtime: Runtime, connection: Connection, outstanding: PendingRequests | None, frame: Frame
 ) -> bool:
-    """Handle a notification of the client; ignore unknown and malformed ones.
+    """Handle a notification of the client. Unknown and malformed notifications are ignored.
 
     Return False if the notification concerns a request that this worker does not have.
     """

@@ -29,7 +29,7 @@ _GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream continues 
 
 
 class StoredEvent(NamedTuple):
-    """One event of a stream; the data of a priming event is empty."""
+    """One stored event of a stream. If an event carries no message, its `data` is empty."""
 
     id: str
     data: bytes
@@ -48,20 +48,20 @@ class _StreamReader:
         self.missed = False  # whether events were dropped before they were read
 
     def set_unread(self, unread: int) -> None:
-        """Set the number of unread events, and wake writers that wait for the reader."""
+        """Set the number of unread events. If it is small enough, wake the writers that wait for the reader."""
         self.unread = unread
         if unread <= self._most // 2:
             self._near.set()
 
     async def catch_up(self) -> None:
-        """Wait while the reader is too far behind."""
+        """Wait, as a writer, while the reader is too far behind."""
         if self.unread >= self._most:
             self._near.clear()
             await self._near.wait()
 
 
 class _StoredStream:
-    """The events that this process has written to one log and that can still be read."""
+    """The sizes of the events that this process has written to one stream and that can still be read."""
 
     __slots__ = ("bytes", "key", "session", "sizes", "until")
 
@@ -74,7 +74,7 @@ class _StoredStream:
 
 
 class Streams:
-    """Writes the streams of this process, and reads those of all workers."""
+    """Writes the streams of this process, and reads the streams of all workers."""
 
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self._backend = backend
@@ -89,7 +89,7 @@ class Streams:
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
 
     async def append(self, session: str, stream: str, data: bytes, *, is_last: bool = False) -> str:
-        """Write one event and return its id."""
+        """Write one event to a stream, and return the id of the event."""
         key = _key(session, stream)
         entry = (_ENDS if is_last else _GOES_ON) + data
         most = self._account(session, key, len(entry))
@@ -124,11 +124,11 @@ class Streams:
         wake: asyncio.Event,
         prepare: Callable[[], Awaitable[bool]] | None = None,
     ) -> AsyncGenerator[StoredEvent | None]:
-        """Yield the events after number `after` as they come, and None whenever a keep-alive comment is due.
+        """Yield the events of a stream after number `after` as they come, and None if a keep-alive comment is due.
 
-        The log is read again whenever `wake` is set. `prepare` is called before each reading, may write events itself,
-        and ends the stream by returning False. The stream also ends after its last event. If events were dropped
-        because the reader was too slow, the stream ends too, because a gap must not go unnoticed.
+        The log is read again whenever `wake` is set. Each time, `prepare` is called first. It may write events itself.
+        If it returns False, the stream ends. The stream also ends after its last event, and if events were dropped
+        because the reader was too slow: the client must notice that events are missing.
         """
         key = _key(session, stream)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
@@ -160,16 +160,16 @@ class Streams:
             await unsubscribe()
 
     async def _ends_with(self, key: str, number: int) -> bool:
-        """Return whether the stream ended with this event."""
+        """Return whether the event `number` is the last event of the stream."""
         entries = await self._backend.log.read(key, number - 1)
         return entries is not None and bool(entries) and entries[0][0] == number and entries[0][1][:1] == _ENDS
 
     async def newest(self, session: str, stream: str) -> int:
-        """Return the number of the newest event; 0 if there is none."""
+        """Return the number of the newest event of a stream; 0 if the stream has no events."""
         return await self._backend.log.last(_key(session, stream))
 
     async def is_whole(self, session: str, stream: str, after: int) -> bool:
-        """Return whether all events after number `after` are still stored."""
+        """Return whether all events of a stream after number `after` are still stored."""
         return await self._backend.log.read(_key(session, stream), after) is not None
 
     async def forget(self, session: str) -> None:
@@ -211,7 +211,7 @@ class Streams:
             self._discount(oldest.key)
 
     def _set_timer(self) -> None:
-        """Start the timer for the stream that expires first, unless it runs."""
+        """Start the timer for the stream that expires first, unless the timer is already running."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             oldest = next(iter(self._kept.values()))
@@ -245,12 +245,12 @@ class Streams:
 
 
 def event_id(stream: str, number: int) -> str:
-    """Return the id of an event: the name of its stream, and its number there."""
+    """Return the id of an event: the name of its stream, and its number in the stream."""
     return f"{stream}.{number}"
 
 
 def read_event_id(text: str) -> tuple[str, int] | None:
-    """Return the stream and the number that an event id names; None if it is malformed.
+    """Return the stream and the number that an event id names; None if the id is malformed.
 
     >>> read_event_id("3.14"), read_event_id("nonsense")
     (('3', 14), None)

@@ -58,16 +58,16 @@ class Writer(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether so much output is unread that no more should be produced."""
+        """Whether so much output waits for the client that the server should produce no more."""
         ...
 
     async def drained(self) -> None:
-        """Wait until the client has read enough of the output."""
+        """Wait until the client has read so much of the output that `congested` is False."""
         ...
 
 
 class _LineReply:
-    """Sends the notifications of one call until it is answered or cancelled."""
+    """Sends the notifications of one call until the call is answered or cancelled."""
 
     __slots__ = ("_writer", "after_answer", "answered", "cancellation")
 
@@ -112,12 +112,12 @@ class Pipe:
             self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
-        """Prepare the task for the first request, so that a handshake is served before the next line is read."""
+        """Prepare a spare task for the first request, so that a handshake is served before the next line is read."""
         await self._starter.warm_up()
 
     @property
     def full(self) -> int:
-        """The limit of running requests that is reached, for this pipe or for the process; 0 if none is."""
+        """The limit of running requests, of this pipe or of the process, if it is reached now; otherwise 0."""
         if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
             return self._limits.in_flight_per_connection
         return self._limits.in_flight if self._runtime.is_full() else 0
@@ -137,12 +137,12 @@ class Pipe:
         return self._runtime.subscriptions.close(self._name)
 
     def stop(self) -> None:
-        """Cancel all requests because the server stops. Each is answered with an error."""
+        """Cancel all requests, because the server stops. Each request is answered with an error."""
         own = list(self._in_flight.values())
         self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
-        """Cancel all requests, because the client is gone."""
+        """Cancel all requests, because the client is gone. They get no answer."""
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
 
@@ -177,7 +177,7 @@ class Pipe:
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
     def _receive_batch(self, line: bytes) -> None:
-        """Serve the messages of a batch. Each is answered separately, an invalid one with an error."""
+        """Serve the messages of a batch. Each request is answered separately, and each invalid item with an error."""
         for one in read_batch(line, self._limits):
             if not isinstance(one, Frame):
                 self._writer.send(one)
@@ -270,7 +270,7 @@ class Pipe:
                 self._writer.send(reply.after_answer)
 
     def _cancel(self, frame: Frame) -> None:
-        """Cancel the request that a notification names; ignore unknown, finished and malformed ones."""
+        """Cancel the request that a notification names, if that request is running. Ignore a malformed notification."""
         try:
             params = _read_cancelled(frame.params if isinstance(frame.params, msgspec.Raw) else b"")
         except msgspec.DecodeError:
@@ -284,7 +284,7 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """Count a cancelled request until its task has ended, so that a client cannot pass the limit by cancelling."""
+        """Count a cancelled request as running until its task has ended. Otherwise a client could exceed the limit."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
@@ -302,9 +302,9 @@ def _one_line(message: bytes) -> bytes:
 
 
 class PipeSession:
-    """The session of a pipe's client: its connection, unanswered requests to it, and changes to notify it of.
+    """The session of a pipe's client: its connection, the requests that it has not answered, and its pending changes.
 
-    It is also the `Outbound` channel of the connection: messages outside of calls are written like all others.
+    It is also the `Outbound` channel of the connection: messages that belong to no call are written like all others.
     """
 
     is_readable = True
@@ -343,7 +343,7 @@ class PipeSession:
             take_notification(self._runtime, self.connection, self.outstanding, frame)
 
     def takes_batch(self, line: bytes) -> bool:
-        """Return whether this line is an array of messages, and the client's revision has batches."""
+        """Return whether `line` is an array of messages, and the client's revision has batches."""
         return line.lstrip()[:1] == b"[" and SESSION.takes_batches(self.connection)
 
     async def close(self) -> None:
@@ -433,7 +433,7 @@ class MemoryPipe:
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Receive one message of the client."""
+        """Take one message from the client, and serve it."""
         if self._runtime.lifespan.started:
             self._pipe.receive(message)
             return

@@ -5,7 +5,7 @@ or a child process, writes to stderr instead, and finds its input empty.
 
 The event loop reports when there is something to read. Where it cannot (Windows, plain files), a thread reads. Lines
 are delivered one chunk at a time. The next chunk is read when these lines are served, so that too many messages fill
-the pipe and not the memory. Output is collected during one iteration of the event loop and written together. A thread
+the pipe, not the memory. Output is collected during one iteration of the event loop and written together. A thread
 writes the part that the pipe does not take immediately. No descriptor is made non-blocking, because that would change
 it for every process that shares it. Where a pipe can be opened a second time, the second descriptor is non-blocking and
 private.
@@ -106,8 +106,8 @@ class _StdioConnection:
     def _serve_lines(self, lines: list[Line], ended: bool, first: int = 0) -> None:  # noqa: FBT001 - a callback
         """Serve the lines of one chunk from the line number `first` on, then read the next chunk.
 
-        If the limit of running requests is reached, they may finish during some iterations of the event loop, before
-        the next request is refused.
+        If the limit of running requests is reached, wait some iterations of the event loop for running requests to
+        finish, before the next request is refused.
         """
         self._writer.hold()
         try:
@@ -135,7 +135,7 @@ class _StdioConnection:
 def check_pipes() -> None:
     """Raise StartError if stdin or stdout is closed.
 
-    Called before there is an event loop, because its descriptors would get the numbers 0 and 1 if they are free.
+    Call this before an event loop is created: if 0 and 1 are free, descriptors of the loop would get these numbers.
     """
     try:
         os.fstat(0)
@@ -219,7 +219,7 @@ class LineReader:
     def resume(self, *, linger: bool = False) -> None:
         """Read the next chunk. Call this when the delivered lines are served.
 
-        With `linger`, wait a moment for the next line, which blocks the event loop.
+        With `linger`, wait a moment for the next line. This blocks the event loop.
         """
         self._delivered = False
         self._lingers = linger
@@ -230,7 +230,7 @@ class LineReader:
             self._loop.add_reader(self._fd, self._readable)
 
     def stop(self) -> None:
-        """Stop reading. A thread that reads cannot be interrupted; it closes the descriptor after its last read."""
+        """Stop reading, and close the descriptor. A thread cannot be interrupted: it closes the descriptor later."""
         if not self._stopped and self._turn is None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -283,7 +283,8 @@ class LineReader:
 class LineWriter:
     """Writes lines without blocking the event loop.
 
-    `broken` is called when the other end is closed: at once if the event loop can watch it, else with the next line.
+    `broken` is called when the client has closed its end: at once if the event loop can watch the descriptor, or else
+    when the next line is written.
     Between `hold` and `flush`, lines are collected, to be written together.
     """
 
@@ -305,9 +306,9 @@ class LineWriter:
         self._watched_fd = self._watch()  # a copy of the descriptor that the event loop watches, or None
 
     def _watch(self) -> int | None:
-        """Watch a copy of the descriptor and return it, or None if this is not possible.
+        """Let the event loop watch a copy of the descriptor. Return the copy, or None if this is not possible.
 
-        When the client closes its end, the event loop reports our end as readable.
+        When the client closes its end, the event loop reports the copy as readable.
         """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
@@ -334,7 +335,7 @@ class LineWriter:
             os.close(fd)
 
     def send(self, line: bytes) -> None:
-        """Write one line in the next iteration of the event loop, together with others."""
+        """Schedule one line to be written in the next iteration of the event loop, together with other lines."""
         if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
@@ -351,15 +352,15 @@ class LineWriter:
 
     @property
     def congested(self) -> bool:
-        """Whether so much output is unread that no more should be produced."""
+        """Whether so much output waits for the client that the server should produce no more."""
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the client has read enough of the output."""
+        """Wait until the client has read so much of the output that `congested` is False."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
-        """Write the remaining output, within `timeout` seconds."""
+        """Write the remaining output, for at most `timeout` seconds. Then close the descriptors of this writer."""
         self.flush()
         with self._change:
             self._closing = True
@@ -377,7 +378,7 @@ class LineWriter:
             os.close(own_fd)
 
     def flush(self) -> None:
-        """Write the collected lines. The part that the pipe does not take at once is written by the thread."""
+        """Write the collected lines. A thread writes the part that the pipe does not take at once."""
         self._held = False
         if not self._lines:
             return
@@ -477,13 +478,13 @@ def _write(fd: int, data: bytes) -> None:
 if hasattr(select, "poll"):
 
     def _wait(fd: int, *, for_input: bool) -> None:
-        """Wait until the descriptor can be read or written."""
+        """Wait until the descriptor can be read, if `for_input` is True, or written."""
         poll = select.poll()  # `select.select` does not support descriptors above 1023
         poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
         poll.poll()
 
     def _comes_soon(fd: int, seconds: float) -> bool:
-        """Return whether there is input within some seconds. Polls without sleeping."""
+        """Return whether input arrives within `seconds`. The function polls and does not sleep."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         end = time.perf_counter() + seconds
@@ -493,13 +494,13 @@ if hasattr(select, "poll"):
         return True
 
     def _is_closed(fd: int) -> bool:
-        """Return whether the other end is closed."""
+        """Return whether the other end of a pipe or socket is closed."""
         poll = select.poll()
         poll.register(fd, 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
     def _takes_at_once(fd: int) -> bool:
-        """Return whether `AT_ONCE` bytes can be written without blocking. Errors are raised by the write."""
+        """Return True if `AT_ONCE` bytes can be written without blocking, or if writing would fail at once."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         return bool(poll.poll(0))
