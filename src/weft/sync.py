@@ -309,7 +309,7 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions for using it, or None."""
+        """The server's instructions on how to use the server, or None if it sent none."""
         return self._asynchronous.instructions
 
     @property

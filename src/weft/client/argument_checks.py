@@ -218,7 +218,7 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
 
 
 def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return `error` as a "not found" error, with the URI in its message, which the server may have left out."""
+    """Return a copy of `error` with `not_found`. Its message has the URI, even if the server left that out."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
     return RemoteError(error.code, said, error.data, not_found=True)
 

@@ -70,7 +70,10 @@ class Attempts:
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
     def pause(self, asked: int | None = None) -> float:
-        """Count a failed attempt, and return the seconds to wait. `asked` is the time in ms that the server wants."""
+        """Return the seconds to wait before the next attempt, which counts as failed until `took` is called.
+
+        `asked` is the time in ms that the server asked for.
+        """
         seconds = pause(max(self.failed, self._brief - 1), asked)
         self.failed += 1
         return seconds
@@ -298,7 +301,7 @@ class CallbackQueue:
         return arguments
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` until all queued calls have ended. Then drop the rest."""
+        """Wait at most `seconds` until all queued calls have ended. Then stop, and drop the calls that are left."""
         task = self._task
         if task is None or task.done() or task is asyncio.current_task():
             return

@@ -398,7 +398,7 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions for using it, or None."""
+        """The server's instructions on how to use the server, or None if it sent none."""
         return self._facts().instructions
 
     @property
@@ -509,7 +509,7 @@ class Client:
         return result if result_type is None else read_value(name, result, result_type)
 
     async def _fetch_tools_once(self) -> None:
-        """Fetch the list of tools if it was never fetched: its output schemas are needed to check results."""
+        """Fetch the tool list, unless that was tried since its last change: a check needs its output schemas."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
             with suppress(WeftError):  # the call itself has succeeded
@@ -646,7 +646,8 @@ class Client:
         """Send a request with any method, and return its result as decoded JSON.
 
         Questions of the server are answered as in other calls. `mirrored` is the name of a param. If the
-        era repeats params in headers, its value is also sent in the header Mcp-Name, as some extensions require.
+        era repeats params in headers, the value of this param is also sent in the header Mcp-Name, as some extensions
+        require.
         """
         given = params or {}
         headers: Mapping[str, str] = NO_HEADERS

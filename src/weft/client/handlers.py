@@ -289,7 +289,7 @@ class Confirming:
         self._functions = Functions()
 
     async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Ask the function about a call. Return a copy of the arguments that the function got; send that copy.
+        """Ask the function about a call, and return the arguments to send, which the function cannot change.
 
         Raises CallDeclined if the function returns anything but True.
         """

@@ -208,7 +208,7 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """Wait for as long as all retries take. If the client has not reconnected then, end all listening."""
+        """Wait as long as all retries take. Then end all listening, unless the client has reconnected."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -295,7 +295,7 @@ class ClientConnection:
                 await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """Send a request without a deadline, for listening, and return its answer. The caller calls `give_up`."""
+        """Send a request without a deadline, for listening, and return its answer. To cancel it, call `give_up`."""
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -521,9 +521,9 @@ class ClientConnection:
     def _waiting_for(self, origin: RequestId | None, *, is_over: bool) -> list[Clock]:
         """Return the clocks of the requests that cannot finish because the answer to a question was not delivered.
 
-        This is the request `origin`, on whose stream the question came, if it is in flight. Otherwise, if the session
-        has ended (`is_over`), these are all requests. Otherwise, on a pipe, this is the request in flight if there is
-        only one. In all other cases it is unknown which request waits, and the list is empty.
+        If the request `origin`, on whose stream the question came, is in flight, only its clock is returned. Otherwise,
+        if the session has ended (`is_over`), all clocks are returned. Otherwise, on a pipe with only one request in
+        flight, its clock is returned. In all other cases it is unknown which request waits, and the list is empty.
         """
         if (own := self._clocks.get(origin)) is not None:
             return [own]

@@ -226,8 +226,8 @@ class Negotiator:
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era, and return the server's hello or its refusal.
 
-        Over a pipe, a missing answer counts as a refusal. If `may_be_silent`, the wait for it is short, because another
-        era can be tried. Over HTTP, RequestTimeout is raised: a server that does not know a method answers with an
+        Over a pipe, a missing answer counts as a refusal. If `may_be_silent`, the wait is short, because another era
+        can be tried. Over HTTP, RequestTimeout is raised: a server that does not know a method answers with an
         error, so a server that does not answer is just slow.
         """
         link, limits = self._link, self._limits
@@ -259,7 +259,7 @@ class Negotiator:
             return _Refusal(error)
 
     def _unanswered(self, error: RequestTimeout) -> RequestTimeout:
-        """Return the error for a greeting that timed out. It advises to name the era, if several eras are allowed."""
+        """Return the error for a greeting that timed out. If several eras are allowed, it advises to choose one."""
         if len(self._eras) == 1:
             return error
         eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)

@@ -430,7 +430,7 @@ def is_nameless(frame: Frame) -> bool:
 
 
 class _Coded(msgspec.Struct):
-    """The error object of JSON-RPC. Its `code` tells it from the member `error` that a program's log line may have."""
+    """The error object of JSON-RPC. A program's log line may also have a member `error`, but without such a code."""
 
     code: int
 

@@ -45,7 +45,7 @@ class _AsgiReply:
         self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> _Message:
-        """Return the request. On the second call, wait until the reader disconnects, and return that event."""
+        """Return the request. On the next call, wait until the reader disconnects, and return a disconnect message."""
         request, self._request = self._request, None
         if request is not None:
             return request

@@ -107,7 +107,7 @@ class CacheStore(Protocol):
 
 
 class MemoryCacheStore:
-    """A store in the memory of this process. If it is full, it drops the entries that were not used for longest."""
+    """A store in the memory of this process. If it is full, the entries that were unused for longest are dropped."""
 
     def __init__(self, *, max_entries: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_entries = max_entries
@@ -126,7 +126,7 @@ class MemoryCacheStore:
         return entry
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Store an entry, and drop old entries until the limits are kept. An entry that is too large is not stored."""
+        """Store an entry, unless it is too large. Drop the least recently used entries until the limits are met."""
         self._remove(key)
         size = _size(key, entry)
         if size > self._max_bytes:
@@ -315,7 +315,7 @@ def _spared() -> Generator[None]:
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """Return the cache for the value of `cache=`: the given cache, or for a bool a new one in memory.
+    """Return the cache for the value of `cache=`: the given cache, or for True and False a new one in memory.
 
     Raises UsageError for other values.
     """
@@ -374,7 +374,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """Return for how many seconds a result is fresh, and whether it is public. If 0 or less, it must not be cached."""
+    """Return for how many seconds a result is fresh (0 or less: do not cache it), and whether it is public."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):

@@ -111,9 +111,10 @@ class Subscriptions:
         self._open.discard(listening)
 
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Give a notification to all listeners of its stream. Notifications that are about no change are ignored.
+        """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
 
-        The stream is named in the notification's `_meta`; otherwise it is the stream of the request `origin`.
+        The stream is the one that the notification's `_meta` names, or else the stream of the request `origin`. If both
+        are missing, all listeners get the notification. Listeners on the standing stream always get it.
         """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
@@ -276,7 +277,7 @@ class Listening:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """End the iteration. It raises `failure`, or just ends if that is None."""
+        """End the iteration: it raises `failure`, or stops without an error if `failure` is None."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -302,7 +303,7 @@ class Listening:
         self._ready.set()
 
     def _remove_deadline(self) -> None:
-        """Remove the deadline for the first message. It has arrived; the next may come much later, with a change."""
+        """Remove the deadline for the server's first message, which has arrived. Later messages have no deadline."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():
             patience.reschedule(None)
