@@ -5,9 +5,9 @@
     with Client("https://flights.example/mcp") as client:
         print(client.call_tool("book", {"flight": "LX38"}).text)
 
-It has all methods of `weft.Client`, under the same names. Each waits for its result. Use it in scripts, in a REPL or in
-a notebook. Several threads can use a client at the same time. Ctrl-C interrupts a call. If a client is not closed, it
-is closed when the program ends.
+`weft.sync.Client` has all methods of `weft.Client`, under the same names. Each method waits for its result. Use it in
+scripts, in a REPL or in a notebook. Several threads can use a client at the same time. Ctrl-C interrupts a call. If a
+client is not closed, it is closed when the program ends.
 
 Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
 run in other threads, and may call the client. Functions for progress and log messages run in the client's thread, and
@@ -67,7 +67,11 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the loop, and return its result. Ctrl-C cancels the coroutine."""
+        """Run a coroutine on the loop, and wait for its result. Ctrl-C cancels the coroutine.
+
+        Raises UsageError if this is called in the loop's thread, or the loop has ended. Raises ConnectionFailed if the
+        loop ends meanwhile.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
@@ -88,9 +92,9 @@ class _LoopThread:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a last coroutine, stop the loop, and wait for its thread.
+        """Run the coroutine of `last`, stop the loop, and wait until its thread has ended.
 
-        If this is called in the loop's thread, as by a finalizer, it does not wait.
+        A call in the loop's own thread, for example by a finalizer, does not wait.
         """
         with self._lock:
             if self.is_over or not self._thread.is_alive():
@@ -135,7 +139,7 @@ def _result(future: Future[R]) -> R:
 
 
 class _LoopClient(AsyncClient):
-    """The async client that does the work."""
+    """The async client that does the work of a `Client`."""
 
     _opening = "with"
 
@@ -146,7 +150,7 @@ class _LoopClient(AsyncClient):
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
-    """Return whether a server at this URL runs in this event loop. A blocking call in the loop would never end.
+    """Return whether a server at `url` runs in `loop`. Then a blocking call of the server in `loop` would never end.
 
     An event loop has no list of its servers, so all objects of the process are searched for asyncio and uvloop servers.
     """
@@ -167,7 +171,7 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
-    """Return a method of `Client` that calls the async method with the same parameters and waits for its result."""
+    """Return a method of `Client` that calls the async method `verb` and waits for its result."""
 
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -184,7 +188,7 @@ def _blocking(
 def _like(
     other: Callable[Concatenate[AsyncClient, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Client, P], R]]:
-    """Return a decorator that gives a method the signature of another."""
+    """Return a decorator that gives a method the signature of the async method `other`."""
 
     def entitle(method: Callable[..., R]) -> Callable[Concatenate[Client, P], R]:
         return functools.wraps(other, assigned=())(method)
@@ -228,7 +232,7 @@ class Client:
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
-        """Raise UsageError if the event loop of the current thread serves the URL, because it would be blocked."""
+        """Raise UsageError if the server runs in the event loop of this thread, which a blocking call would block."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -269,7 +273,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and the client, which cannot be used again. Can be called twice, from any thread."""
+        """Close the connection. The client cannot be used again. This can be called from any thread, and twice."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -305,7 +309,7 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions for using it, or None."""
+        """The server's instructions on how to use the server, or None if it sent none."""
         return self._asynchronous.instructions
 
     @property
@@ -368,7 +372,7 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Return the changes of lists and of single resources as they arrive; by default those of all lists.
+        """Return an iterator over changes of lists and of the resources `uris`. Default: the changes of all lists.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
@@ -380,7 +384,7 @@ class Client:
 class Listening:
     """An iterator over the changes of a server.
 
-    `with` waits until the server has accepted the subscription, and ends it at the end.
+    `with` waits until the server has accepted the subscription. At its end, the subscription is ended.
     """
 
     def __init__(
@@ -419,7 +423,7 @@ class Listening:
         return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Return the result of a coroutine, or None if the client is closed, which ends the listening."""
+        """Return the result of a coroutine, or None if the coroutine fails because the client is closed."""
         try:
             return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
@@ -443,7 +447,7 @@ class JoinedTool:
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of several connected clients by unique names: the key of the client, `__`, the tool's name.
+    """Return all tools of connected clients by unique names: the client's key in `clients`, `__`, the tool's name.
 
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})

@@ -1,4 +1,4 @@
-"""Public names of the client beside `weft.Client`: changes, questions, configurations, joined tools and caches."""
+"""Public names of the client besides `weft.Client`: changes, questions, configurations, joined tools and caches."""
 
 from __future__ import annotations
 

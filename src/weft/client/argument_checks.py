@@ -67,7 +67,7 @@ def kind_of(value: object) -> str:
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError unless this is a function that can be called with the arguments in `form`.
+    """Raise UsageError unless `function` is a function that can be called with the arguments in `form`.
 
     >>> check_function(lambda message, fields: {}, "elicit(question)")
     Traceback (most recent call last):
@@ -89,7 +89,7 @@ argument: 'fields'.
 
 
 def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
-    """Return the extensions that a client declares, with their settings. Raises UsageError if they are invalid.
+    """Check `extensions=`, and return the extensions with their settings. Raises UsageError if they are invalid.
 
     >>> read_extensions({"com.example/search": {"depth": 3}})
     {'com.example/search': {'depth': 3}}
@@ -115,7 +115,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_limits(limits: object) -> ClientLimits:
-    """Return the limits. Raises UsageError if they are not ClientLimits, or have an impossible value.
+    """Return `limits`. Raises UsageError if they are not ClientLimits, or if a limit has an impossible value.
 
     >>> check_limits(ClientLimits(asks_at_once=0))
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ tls=ssl.create_default_context(cafile=...).
 
 
 def check_timeout(seconds: Any) -> None:
-    """Raise UsageError unless this is a number of seconds, or None.
+    """Raise UsageError unless `seconds` is None or a number that is not negative.
 
     >>> check_timeout("5")
     Traceback (most recent call last):
@@ -180,7 +180,7 @@ def check_timeout(seconds: Any) -> None:
 
 
 def read_level(level: Any) -> LogLevel:
-    """Return a log level in lower case. Raises UsageError, with the list of levels, for anything else.
+    """Return `level` in lower case. Raises UsageError, with a list of all log levels, if it is not a log level.
 
     >>> read_level("INFO")
     'info'
@@ -218,7 +218,7 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
 
 
 def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return the server's error about an unknown resource, with the URI added if the server did not repeat it."""
+    """Return a copy of `error` with `not_found`. Its message has the URI, even if the server left that out."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
     return RemoteError(error.code, said, error.data, not_found=True)
 
@@ -245,7 +245,7 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
 
 
 def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
-    """Return arguments as strings. Numbers and booleans become JSON text; other values raise UsageError.
+    """Return all arguments as strings. Numbers and booleans become JSON text. Raises UsageError for other values.
 
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
@@ -261,7 +261,7 @@ def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
 
 
 def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
-    """Raise UsageError, with the name of the argument, unless all arguments are strings.
+    """Raise UsageError if an argument is not a string. The error names the argument; `whose` says what it belongs to.
 
     >>> check_texts({"day": 1}, "the prompt 'plan'")
     Traceback (most recent call last):
@@ -282,7 +282,7 @@ def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
 
 
 def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
-    """Return the result of `write(*args)`. Raises UsageError that names the value in `params` that is not JSON.
+    """Return `write(*args)`. If that fails, raise a UsageError that names the value in `params` that is not JSON.
 
     >>> params = {"arguments": {"days": [1, object()]}}
     >>> write_json("tools/call", params, msgspec.json.encode, params)
@@ -301,7 +301,7 @@ as JSON; give text, numbers, True, False, None, lists and dicts.
 
 
 def not_json(method: str, params: Any) -> UsageError:
-    """Return the error for params that cannot be sent, with the place of the first value that is not JSON."""
+    """Return the error for params that cannot be sent. It says where the first value is that is not JSON."""
     place, value = _culprit("", params, _DEEPEST)
     return UsageError(
         f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, cannot be written "
@@ -310,7 +310,7 @@ def not_json(method: str, params: Any) -> UsageError:
 
 
 def check_numbers(method: str, params: Any) -> None:
-    """Raise UsageError, with the place, if the params contain NaN or infinity, which would be sent as null.
+    """Raise UsageError if `params` contain NaN or infinity, which would be sent as null. The error says where.
 
     >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
     Traceback (most recent call last):
@@ -329,7 +329,7 @@ give another, or None.
 
 
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
-    """Return the place of the innermost value that cannot be written as JSON, and the value."""
+    """Find the innermost part of a value that cannot be written as JSON. Return where it is, and the part itself."""
     if depth:
         for where, part in _parts(place, value):
             if not _is_json(part):
@@ -338,7 +338,7 @@ def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
 
 
 def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a value, each with its place."""
+    """Return the members of a dict or list, each with its place, such as `days[1]`. Other values have no members."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]

@@ -41,7 +41,9 @@ _LONGEST_ASKED = 600.0  # seconds; also if the server asks for more, so that the
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
-    """Return the seconds to wait before a retry: the time that the server asked for (in ms), or a growing time.
+    """Return the seconds to wait before a retry. `asked` is the time in ms that the server asked for.
+
+    Without `asked`, the time grows with the number of the attempt.
 
     >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
     (0.5, 600.0)
@@ -54,8 +56,8 @@ def pause(attempt: int, asked: int | None = None) -> float:
 class Attempts:
     """Counts the failed attempts to open a stream, and computes the pause before the next attempt.
 
-    If a server accepts a stream and closes it at once, again and again, the attempts do not count as failed. But the
-    pauses between them grow in the same way.
+    If a server opens a stream and soon closes it, the attempt does not count as failed. But if that happens again and
+    again, the pauses grow as they do after failed attempts.
     """
 
     def __init__(self) -> None:
@@ -63,12 +65,15 @@ class Attempts:
         self._brief = 0  # streams in a row that were open for a short time only
 
     def took(self, stood: float) -> None:
-        """Note that the stream was opened, and how many seconds it lasted."""
+        """Note that the stream was opened, and stayed open for `stood` seconds."""
         self.failed = 0
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
     def pause(self, asked: int | None = None) -> float:
-        """Return the seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt, which counts as failed until `took` is called.
+
+        `asked` is the time in ms that the server asked for.
+        """
         seconds = pause(max(self.failed, self._brief - 1), asked)
         self.failed += 1
         return seconds
@@ -90,7 +95,7 @@ class StreamWatchdog:
         self._is_kept_alive = False
 
     def received(self, chunk: bytes, now: float) -> float | None:
-        """Note that a chunk has arrived. Return the time by which the next must arrive, or None for no limit.
+        """Note that a chunk has arrived. Return the time by which the next chunk must arrive, or None for no limit.
 
         >>> watchdog = StreamWatchdog(60, now=0)
         >>> chunks = [(b"data: hello", 10), (b":", 25), (b": still here", 125)]
@@ -104,11 +109,11 @@ class StreamWatchdog:
 
 
 class Clock:
-    """The deadline of a request: a time that starts again with each progress message, up to a hard maximum.
+    """The deadline of a request. Each progress message moves the deadline, but never beyond a hard maximum.
 
-    While the server waits for an answer of the client, only the hard maximum counts, so that a user has time to think.
-    When the deadline passes, the clock cancels the task that waits for the request. That task can then ask
-    `has_run_out` for the reason.
+    While the server waits for the client's answer to a question, only the hard maximum counts, so that a user has time
+    to think. When the deadline passes, the clock cancels the task that waits for the request. That task can then call
+    `has_run_out` to find out why it was cancelled.
     """
 
     __slots__ = (
@@ -151,7 +156,7 @@ class Clock:
             self._clocks.expect(self.deadline)
 
     def hold(self) -> None:
-        """Pause the deadline while the server waits for an answer of the client. The hard maximum stays."""
+        """Pause the deadline while the client answers a question of the server. The hard maximum still counts."""
         self._holds += 1
         self.deadline = self._end
 
@@ -172,18 +177,18 @@ class Clock:
             self._task.cancel()
 
     def fail(self, failure: WeftError) -> None:
-        """Cancel the task that waits for the request, which then raises this error."""
+        """Cancel the task that waits for the request. The request then raises `failure`."""
         if not self._is_over:
             self.failure = failure
             self.ring()
 
     def has_run_out(self) -> bool:
-        """Return whether the task was cancelled by this clock, and by no other code. Call it after CancelledError."""
+        """Return whether only this clock has cancelled the task. Call it once, after the CancelledError."""
         return self._is_over and self._task.uncancel() <= self._cancelling
 
 
 class Clocks:
-    """The clocks of all requests in flight. They share one timer, so that a request needs no timer for itself."""
+    """The clocks of all requests in flight. All clocks share one timer."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -192,7 +197,7 @@ class Clocks:
         self._next = math.inf  # when the timer runs
 
     def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
-        """Start the clock of a request that the current task sends."""
+        """Start the clock of a request, which the current task sends. `most` is the hard maximum in seconds."""
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
@@ -206,7 +211,7 @@ class Clocks:
         self._running.pop(request_id, None)
 
     def get(self, request_id: RequestId | None) -> Clock | None:
-        """Return the clock of a request, or None."""
+        """Return the clock of a request, or None if no such request is in flight."""
         return None if request_id is None else self._running.get(request_id)
 
     def all(self) -> list[Clock]:
@@ -223,7 +228,7 @@ class Clocks:
         return self._loop.time()
 
     def expect(self, deadline: float) -> None:
-        """Make sure that the timer runs at this time or earlier."""
+        """Set the timer to `deadline`, unless it is set to an earlier time."""
         if deadline < self._next:
             if self._timer is not None:
                 self._timer.cancel()
@@ -246,10 +251,10 @@ class Clocks:
 
 
 class CallbackQueue:
-    """Calls a function of the program with each message, one call at a time. If too many wait, the oldest are dropped.
+    """Calls a function of the program with each message, one call at a time. At most `most` calls wait.
 
-    A sync function is called at once in the event loop, so it should be quick. An async function runs in a task. `form`
-    is the expected signature, for the error message about a function that does not fit.
+    If more calls wait, the oldest are dropped. A sync function is called at once in the event loop, so it should be
+    quick. An async function runs in a task. Raises UsageError if the function cannot be called as `form` shows.
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
@@ -263,7 +268,7 @@ class CallbackQueue:
         self._seldom = Seldom(log)  # rate-limited, because a server can send many messages to a function that fails
 
     def call(self, *arguments: Any, size: int = 0) -> None:
-        """Call the function, or queue the call if one is running. `size` is the size of the message in bytes."""
+        """Call the function, or queue the call if another one runs. `size` is the size of the message in bytes."""
         if self._task is not None and not self._task.done():
             self._waiting.append((size, arguments))
             self._bytes += size
@@ -296,7 +301,7 @@ class CallbackQueue:
         return arguments
 
     async def drain(self, seconds: float) -> None:
-        """Wait until all calls have been made, at most this many seconds. Then stop."""
+        """Wait at most `seconds` until all queued calls have ended. Then stop, and drop the calls that are left."""
         task = self._task
         if task is None or task.done() or task is asyncio.current_task():
             return
@@ -306,7 +311,7 @@ class CallbackQueue:
             await self.stop()
 
     async def stop(self) -> None:
-        """Drop all waiting calls, and cancel the one that runs."""
+        """Drop all waiting calls, and cancel the call that runs."""
         self._waiting.clear()
         self._bytes = 0
         task = self._task
@@ -324,9 +329,9 @@ _MAX_THREADS = 16  # functions that run at the same time, including those whose 
 
 
 async def settled(work: Awaitable[Any]) -> Any:
-    """Return the result of an awaitable from the program.
+    """Wait for an awaitable of the program, and return its result.
 
-    If it raises CancelledError although the current task was not cancelled, raise RuntimeError instead.
+    Raises RuntimeError if the awaitable raises CancelledError although the current task was not cancelled.
     """
     try:
         return await work
@@ -351,7 +356,7 @@ class Functions:
         return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a sync function in a daemon thread."""
+        """Call a sync function in a daemon thread. Raises UsageError if too many such threads still run."""
         if not self._room.acquire(blocking=False):
             raise UsageError(
                 f"{_MAX_THREADS} functions that answer questions are still running; make them return sooner."

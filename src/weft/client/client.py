@@ -96,7 +96,7 @@ def closed() -> ConnectionFailed:
 
 
 class ConnectLock:
-    """A lock for connecting, reconnecting and negotiating again. A close interrupts the task that holds it."""
+    """A lock for connecting, reconnecting and negotiating again. `close` interrupts the task that holds the lock."""
 
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
@@ -106,7 +106,7 @@ class ConnectLock:
         self.closings = 0  # number of closes so far; a change that began before the latest close is interrupted
 
     def change(self) -> _Change:
-        """Return a context manager that holds the lock, and raises ConnectionFailed if the client is closed inside."""
+        """Return a context manager that holds the lock. Raises ConnectionFailed if the client is closed meanwhile."""
         return _Change(self)
 
     async def close(self) -> None:
@@ -132,9 +132,10 @@ class ConnectLock:
 
 
 class _Change:
-    """One use of the lock.
+    """A context manager that holds the lock once.
 
-    If a close cancels the task, the task gets a ConnectionFailed. If other code cancels it, it gets a CancelledError.
+    If `ConnectLock.close` cancels the task, the task gets a ConnectionFailed. If other code cancels the task, it gets a
+    CancelledError.
     """
 
     def __init__(self, life: ConnectLock) -> None:
@@ -178,7 +179,7 @@ class Client:
 
     `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
     or an `mcpServers` configuration. A configuration is one entry, a whole configuration, or the `Path` of its file;
-    `server` chooses one of several entries. `auth` is a login or a token (a string), for a URL or an app.
+    `server` is the name of the entry to use. `auth` is a login or a token (a string), for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
@@ -328,7 +329,7 @@ class Client:
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Negotiate with the server again, once for all requests that need it."""
+        """Negotiate with the server again, unless that was done since `generation`, for example by another request."""
         async with self._life.change():
             if self._link is not link:
                 raise closed()
@@ -339,7 +340,7 @@ class Client:
     async def reconnect(self) -> None:
         """Close the connection and open it again. A child process is started again.
 
-        Requests in flight fail. Listening continues.
+        Over a pipe, requests in flight raise ConnectionFailed. Open `Listening` objects subscribe again.
         """
         async with self._life.change():
             link = self._connected()
@@ -397,7 +398,7 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions for using it, or None."""
+        """The server's instructions on how to use the server, or None if it sent none."""
         return self._facts().instructions
 
     @property
@@ -478,9 +479,10 @@ class Client:
 
         If the tool fails, the result has `is_error`. If the server rejects the call, RemoteError is raised.
 
-        With `raise_on_error`, a failed tool raises `ToolCallFailed`. With `result_type`, a failed tool raises it too,
-        and the result is converted to this type, or InvalidAnswer is raised if it does not fit. If the client has
-        `manual_input`, questions of the server are raised as `PendingQuestions`; call again with `answers` and `state`.
+        With `raise_on_error` or `result_type`, `ToolCallFailed` is raised if the tool fails. With `result_type`, the
+        result is converted to this type. Raises InvalidAnswer if that is not possible. If the client has
+        `manual_input`, `PendingQuestions` is raised if the server asks questions. Then call again with `answers` and
+        `state`.
         """
         self._connected()
         given = arguments or {}
@@ -507,7 +509,7 @@ class Client:
         return result if result_type is None else read_value(name, result, result_type)
 
     async def _fetch_tools_once(self) -> None:
-        """Fetch the list of tools if that was never done, because output schemas are needed to check results."""
+        """Fetch the tool list, unless that was tried since its last change: a check needs its output schemas."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
             with suppress(WeftError):  # the call itself has succeeded
@@ -542,7 +544,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> ReadResourceResult:
-        """Read a resource. Raises RemoteError, with `not_found` if the server has no resource with this URI."""
+        """Read a resource. If the server has no resource with this URI, the RemoteError has `not_found`."""
         link = self._connected()
         params = with_rounds({"uri": uri}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
@@ -590,7 +592,7 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Return suggestions for an argument of a prompt or resource template. `value` is what the user has typed."""
+        """Return suggestions for an argument of a prompt or resource template. `value` is the text typed so far."""
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
         return await self._suggestions.ask(params, timeout)
@@ -600,7 +602,7 @@ class Client:
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Return the changes of lists and of single resources as they arrive; by default those of all lists.
+        """Return an iterator over changes of lists and of the resources `uris`. Default: the changes of all lists.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
@@ -619,7 +621,7 @@ class Client:
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
-        """Ask the server to send log messages of this level and above from now on."""
+        """Ask the server to send log messages of `level` and above from now on."""
         link = self._connected()
         self._log_level = link.log_level = read_level(level)
         request = link.era.log_request(self._log_level)
@@ -627,7 +629,7 @@ class Client:
             await self._exchange.request(*request, EmptyResult, Options())
 
     async def roots_changed(self) -> None:
-        """Notify the server that the roots have changed, if its era has that notification."""
+        """Notify the server that the roots have changed, if the era has this notification and the client has roots."""
         link = self._connected()
         if link.era.answers_requests and link.capabilities.roots is not None:
             await self.notify("notifications/roots/list_changed")
@@ -643,8 +645,9 @@ class Client:
     ) -> dict[str, Any]:
         """Send a request with any method, and return its result as decoded JSON.
 
-        Questions of the server are answered as in other calls. `mirrored` names the param whose value the header
-        Mcp-Name must repeat, if a method of an extension requires that.
+        Questions of the server are answered as in other calls. `mirrored` is the name of a param. If the
+        era repeats params in headers, the value of this param is also sent in the header Mcp-Name, as some extensions
+        require.
         """
         given = params or {}
         headers: Mapping[str, str] = NO_HEADERS
@@ -671,7 +674,7 @@ class Client:
     # --- internal
 
     def _receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Pass on a notification of the server that is about neither progress nor cancellation."""
+        """Pass a notification of the server, except progress and cancellation, to all objects that need it."""
         self._handlers.receive(method, params)
         self._exchange.page_visits.receive(method, params)
         self._pages.receive(method)
@@ -709,7 +712,7 @@ class JoinedTool:
 
 
 async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of several connected clients by unique names: the key of the client, `__`, the tool's name.
+    """Return all tools of connected clients by unique names: the client's key in `clients`, `__`, the tool's name.
 
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
@@ -729,7 +732,7 @@ def joined_name(key: str, tool: Tool) -> str:
 
 
 def check_clients(clients: Any, kind: type) -> None:
-    """Raise UsageError unless all values are clients of this class, and all keys can begin the names of tools."""
+    """Raise UsageError unless all values are clients of the class `kind`, and all keys can begin the name of a tool."""
     if not isinstance(clients, Mapping):
         raise UsageError(
             f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "

@@ -71,7 +71,7 @@ class Http:
 
     @property
     def where(self) -> str:
-        """The URL for error messages, without its query, because that may contain a key."""
+        """The URL without its query, for error messages. The query may contain a key."""
         return self.url.partition("?")[0]
 
 
@@ -115,7 +115,7 @@ class Command:
 
     @property
     def line(self) -> str:
-        """The command line for a shell. Variables are shown by their names, because their values may be secret."""
+        """The command as one line, quoted for a shell. It shows `${NAME}`, not the value, which may be secret."""
         return shlex.join(self.written or self.command)
 
     @property
@@ -147,7 +147,7 @@ Target: TypeAlias = Http | Command
 def parse_target(target: object, *, server: str | None = None) -> Target:
     """Return the target for a URL, a command or a configuration. Raises UsageError for anything else.
 
-    `server` chooses among the entries of a configuration.
+    `server` is the name of the entry to use, if the configuration has several.
 
     >>> parse_target("python -m flights --verbose").command
     ('python', '-m', 'flights', '--verbose')
@@ -178,7 +178,7 @@ if the network is trusted.
 def read_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
 ) -> dict[str, Target]:
-    """Return all servers of an `mcpServers` configuration by name. The source is a file, or its decoded content.
+    """Return all servers of an `mcpServers` configuration by name. `source` is a file, or its decoded content.
 
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
     {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
@@ -191,7 +191,10 @@ def read_config(
 
 
 def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
-    """Return the server with this name from a configuration file. The other entries are not checked."""
+    """Return the server `name` of a configuration file. If `name` is None, the file must have only one server.
+
+    The other entries are not checked.
+    """
     return _from_servers(_servers(_load(Path(path))), name)
 
 
@@ -201,7 +204,10 @@ def is_config(target: Mapping[str, Any]) -> bool:
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
-    """Raise UsageError unless a client may connect to the URL: https, or http on this machine, without a password."""
+    """Raise UsageError unless a client may connect to the URL. It must be https, or http on this machine.
+
+    With `allow_insecure`, http to other machines is allowed, too. A URL with a password or a fragment is refused.
+    """
     if "://" not in url:
         raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
     try:
@@ -229,7 +235,7 @@ _URL_FAULTS = {
 
 
 def check_headers(headers: Any) -> None:
-    """Raise UsageError unless the headers can be sent. The error does not show values, which may be secret."""
+    """Raise UsageError if a header cannot be sent. The error does not show the header's value, which may be secret."""
     if not isinstance(headers, Mapping):
         raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
     for name, value in cast("Mapping[Any, Any]", headers).items():
@@ -413,7 +419,7 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 
 class Variables:
-    """Fills the variables of one entry with their values.
+    """Replaces the variables in the texts of one entry by their values.
 
     >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
@@ -426,11 +432,11 @@ class Variables:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """The names of the variables that came from the environment."""
+        """The names of the variables whose values `fill` took from the environment."""
         return tuple(self._taken)
 
     def fill(self, text: str) -> str:
-        """Return the text with all variables replaced. Raises UsageError if one is not set and has no default."""
+        """Return the text with all variables replaced. Raises UsageError if a variable has no value and no default."""
         return _VARIABLE.sub(self._value, text)
 
     def _value(self, found: re.Match[str]) -> str:

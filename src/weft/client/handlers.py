@@ -6,14 +6,15 @@
     sample_with_tools(question)  the same, for a model that can use tools
     roots()                      return the folders to work in (a list can be given instead of a function)
     log(message)                 a log message
-    confirm(call)                called before each tool call: the call is sent only if it returns True
+    confirm(call)                called before each tool call: return True to send the call
 
 Passing a function declares its capability. A function is sync or async. A sync function that answers a question runs in
 a thread, so it can block. `log` is called in the event loop, so it should be quick.
 
 Questions and answers are both checked. If a question breaks the rules, it is refused before the user sees it. If an
-answer does not fit the question, it is not sent. If a function raises an exception, it is logged, and the server learns
-only that the function failed. Questions and answers are never logged. A server that asks too often is refused.
+answer does not match the schema or the rules of its question, it is not sent. If a function raises an exception, the
+exception is logged, and the server learns only that the function failed. Questions and answers are never logged. If a
+server asks too often, its questions are refused.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ class ServerRequestHandlers:
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
         """Return the result for one request of the server. `params` are a mapping or raw JSON.
 
-        Raises a ProtocolError, which is sent to the server: -32601 if the capability was not declared, -32602 if the
-        question breaks the rules, -1 if sampling was refused, -32603 if the server asks too often or a function failed.
+        Raises a ProtocolError, which is sent to the server, with the code -32601 if the capability was not declared,
+        -32602 if the question breaks the rules, -1 if the program refuses to sample, and -32603 if the server asks too
+        often or the program's function fails.
         """
         has_function, answer = self._answers.get(method, (None, None))
         if not has_function or answer is None:
@@ -153,7 +155,7 @@ class ServerRequestHandlers:
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def receive(self, method: str, params: Any = None) -> None:
-        """Call the program's function with a log message. Other notifications are ignored."""
+        """Call the program's function `log` if the notification is a log message. Ignore other notifications."""
         if method != "notifications/message" or self._log is None:
             return
         try:
@@ -164,7 +166,7 @@ class ServerRequestHandlers:
             self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
-        """Drop the log messages that still wait for the program's function."""
+        """Drop the log messages with which the program's function was not called yet."""
         if self._log is not None:
             await self._log.stop()
 
@@ -242,9 +244,9 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """Return the options of `Client` that declare the capabilities which a server requires, or "" if there are none.
+    """Name the options of `Client` that declare the capabilities which a server requires and which are not declared.
 
-    `data` is the data of the server's error. It has the same form in both eras.
+    `data` is the data of the server's error. Returns "" if the error names no such capabilities.
 
     >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
     '`elicit_url=` and `roots=`'
@@ -268,7 +270,7 @@ log = logging.getLogger("weft.client.handlers")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that is about to be sent. Show the user the server and the arguments that it will get."""
+    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
@@ -279,7 +281,7 @@ ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
 
 
 class Confirming:
-    """Asks the function `confirm=` about every call. The server's tool annotations are ignored."""
+    """Asks the function `confirm=` before every tool call, whatever the server's annotations say about the tool."""
 
     def __init__(self, function: ConfirmFunction) -> None:
         check_function(function, "confirm(call)")
@@ -287,7 +289,7 @@ class Confirming:
         self._functions = Functions()
 
     async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Return the arguments to send, which are a copy of those that the function got.
+        """Ask the function about a call, and return the arguments to send, which the function cannot change.
 
         Raises CallDeclined if the function returns anything but True.
         """
@@ -303,7 +305,7 @@ class Confirming:
 
 @dataclass(frozen=True, slots=True)
 class CommandQuestion:
-    """A program to start, after consent. Show the user the whole `command` and all `warnings`."""
+    """The question whether a program may be started. Show the user the whole `command` and all `warnings`."""
 
     command: str  # the complete command line, with invisible characters escaped
     warnings: tuple[str, ...]

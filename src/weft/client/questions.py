@@ -1,8 +1,8 @@
 """Define the questions of a server as values, and check the questions and their answers.
 
-If a question breaks the rules, InvalidParams is raised, which is sent to the server. If an answer does not fit its
-question, UsageError is raised, for the program whose function returned it. This module calls no functions and does no
-I/O, except to check whether the folders of roots exist.
+If a question breaks the rules, InvalidParams is raised, which is sent to the server. If an answer does not match its
+question, UsageError is raised, which tells the program that its function returned a wrong answer. This module does not
+call the program's functions. It does no I/O, except to check whether the folders of roots exist.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SampleQuestion(CreateMessageParams, kw_only=True):
 
 
 def preferred_model(preferences: ModelPreferences | None, available: Sequence[str]) -> str | None:
-    """Return the first available model whose name contains a hint, or None. Earlier hints have priority.
+    """Return the first available model whose name contains a hint, or None if there is none. Earlier hints win.
 
     >>> from weft.types.interaction import ModelHint
     >>> preferred_model(ModelPreferences(hints=[ModelHint("opus"), ModelHint("haiku")]), ["claude-haiku", "gpt"])
@@ -84,7 +84,7 @@ def preferred_model(preferences: ModelPreferences | None, available: Sequence[st
 
 
 def read_params(params: Any, type: type[T], method: str) -> T:
-    """Convert the params of a request, a mapping or raw JSON, to a type. Raises InvalidParams if they do not fit."""
+    """Convert the params of a request, a mapping or raw JSON, to `type`. Raises InvalidParams if that fails."""
     try:
         if isinstance(params, msgspec.Raw | bytes):
             return msgspec.json.decode(params, type=type)
@@ -96,8 +96,9 @@ def read_params(params: Any, type: type[T], method: str) -> T:
 class Form:
     """The requested schema of an elicitation: holds its defaults and checks answers.
 
-    The specification allows only a few kinds of fields. Many servers send other JSON Schemas, which their language
-    generates. Answers to those are checked against the JSON Schema.
+    The specification allows only a few kinds of fields. Many servers send schemas with other fields, because a library
+    generates them. Answers to such a schema are checked by the rules of JSON Schema. Raises InvalidParams if the schema
+    cannot be used, or asks for a password.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ class Form:
         self.defaults = {name: field["default"] for name, field in fields.items() if field.get("default") is not None}
 
     def checked(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the answers to send to the server. Raises UsageError if they do not fit the schema."""
+        """Return the answers to send to the server. Raises UsageError if they do not match the schema."""
         from weft.forms import parse_form
 
         if self._validator is None:
@@ -147,7 +148,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_page(url: str) -> tuple[str, tuple[str, ...]]:
-    """Return the host of a URL that a user may visit, and warnings about it. Raises InvalidParams for other URLs."""
+    """Return the host of a URL, and warnings about the host. Raises InvalidParams if a user must not visit the URL."""
     try:
         check_uri(url)
         host = read_url(url).hostname or ""
@@ -170,7 +171,7 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
 
 
 def check_sampling(params: CreateMessageParams) -> None:
-    """Raise InvalidParams if a sampling request allows no tokens, or its messages break the rules."""
+    """Raise InvalidParams if `max_tokens` of a sampling request is below 1, or if its messages break the rules."""
     if params.max_tokens < 1:
         raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")
     fault = fault_of_messages(params.messages)
@@ -182,7 +183,10 @@ def check_sampling(params: CreateMessageParams) -> None:
 
 
 def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
-    """Return the user's action, and the answers to a form, from what the program's function returned."""
+    """Convert what the program's function returned to an action and the answers to a form (None if there are none).
+
+    Raises UsageError if the function returned anything else.
+    """
     if isinstance(answer, ElicitResult):
         return answer.action, answer.content
     if isinstance(answer, Mapping):
@@ -211,7 +215,7 @@ def read_roots(roots: Any) -> list[Root]:
 
 
 def _root(root: RootLike) -> Root:
-    """Return a root with a file:// URI that contains no `..`."""
+    """Convert one value to a root. Raises UsageError unless it is a path or a file:// URI without `..`."""
     if isinstance(root, Path):
         return Root(root.expanduser().resolve().as_uri(), root.name or None)
     if isinstance(root, str):

@@ -1,6 +1,6 @@
 """Define what a caller gets from a client: results of tools, exceptions of calls, and changes.
 
-The values hold the protocol's types. They tolerate results in which a server left out fields that are not needed.
+These classes contain the protocol's types. A server may leave out fields of a result that are not needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ToolResult(Result, kw_only=True):
 
     @property
     def structured(self) -> Any:
-        """The structured content, which may be any JSON value. None if the result has none."""
+        """The structured content, which may be any JSON value, or None if the result has no structured content."""
         return None if self.structured_content is UNSET else self.structured_content
 
     @property
@@ -51,7 +51,7 @@ class ToolResult(Result, kw_only=True):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Explain names that other SDKs have."""
+            """Raise an AttributeError that explains names which results have in other SDKs."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class CallDeclined(WeftError):
 
 
 class ToolCallFailed(WeftError):
-    """A tool has failed, and the caller asked for an exception in that case. `result` is the result of the tool."""
+    """A tool has failed, in a call with `raise_on_error` or `result_type`. `result` is the result of the tool."""
 
     def __init__(self, name: str, result: ToolResult) -> None:
         super().__init__(f"The tool {name!r} failed: {str(result) or 'it did not say why'}")
@@ -98,10 +98,10 @@ class ToolCallFailed(WeftError):
 
 
 def read_value(name: str, result: ToolResult, type: type[T]) -> T:
-    """Return the result of a tool as a value of a type. Raises InvalidAnswer if it does not fit the type.
+    """Convert the result of a tool to a value of `type`. Raises InvalidAnswer if that is not possible.
 
-    The value is the structured content, or its only member `result`, in which some servers wrap values that are not
-    objects. Without structured content, the value is the text itself, or else the text decoded as JSON.
+    The value is the structured content, or else its only member `result`, in which some servers wrap values that are
+    not objects. Without structured content, the value is the text itself, or else the text decoded as JSON.
 
     >>> read_value("add", ToolResult(structured_content={"result": 3}), int)
     3

@@ -5,9 +5,9 @@
 - The child inherits only the harmless variables of `default_environment`, because the environment may contain keys and
   tokens. The program can add variables. `env={**os.environ}` passes all of them.
 - To end the child, its stdin is closed. If it does not exit, it gets SIGTERM and then SIGKILL, `close_seconds` apart.
-- If the child ends by itself, the error says how, with the last lines of its stderr. Other output on stderr is not
-  interpreted.
-- Only `reopen` starts a child again that has ended.
+- If the child ends by itself, the error says how it ended, with the last lines of its stderr. Otherwise, output on
+  stderr has no effect.
+- A child that has ended is started again only by `reopen`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NO_SERVER = " It answered nothing before that: does it start its server, for ex
 
 
 def default_environment() -> dict[str, str]:
-    """Return the variables that a child inherits: the search path, home and temporary folders, user and language.
+    """Return the environment variables that a child inherits: search path, home and temporary folders, user, language.
 
     A value that is a shell function (it begins with `()`) is left out.
     """
@@ -65,7 +65,7 @@ class StdioTransport(PipeTransport):
     """A connection to a server that runs as a child process, over its stdin and stdout.
 
     The target's `on_stderr` is called with each line that the child writes to stderr. For example, it can be `print`.
-    The last 64 KiB are always in `stderr`.
+    The last 64 KiB of these lines are always in `stderr`.
     """
 
     kind = "stdio"
@@ -82,7 +82,7 @@ class StdioTransport(PipeTransport):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code of the process, or the negative number of the signal that ended it. None while it runs."""
+        """The exit code of the process, or the negative number of the signal that ended it, or None while it runs."""
         return None if self._child is None else self._child.returncode
 
     @property
@@ -92,11 +92,11 @@ class StdioTransport(PipeTransport):
 
     @property
     def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
-        """Whether the child may have read something. False if it has ended without reading anything."""
+        """Whether the child may have read the messages sent to it. False if it ended before it read all of them."""
         return self._child is None or not self._child.left_unread
 
     async def start(self) -> None:
-        """Start the program."""
+        """Start the child process. Raises ConnectionFailed if that fails."""
         child = self._child = _Child(self, _Stderr(self._target.on_stderr))
         command, cwd = self._target.command, self._target.cwd
         try:
@@ -118,7 +118,7 @@ class StdioTransport(PipeTransport):
             raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
     async def write(self, message: bytes) -> None:
-        """Write one line to the stdin of the program."""
+        """Write one message, as a line, to the stdin of the child. Wait while the child does not read."""
         child = self._child
         assert child is not None
         if not child.pid:
@@ -160,7 +160,7 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """Return a sentence with the last lines, for an error. Empty if the program's function got the lines."""
+        """Return a sentence with the last lines, for an error message. "" if the program's function got the lines."""
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
@@ -181,7 +181,7 @@ class _Stderr:
             self._tell(line)
 
     def finish(self) -> None:
-        """Call the function with a last line that has no newline."""
+        """Call the program's function with the last line, if that has no newline at its end."""
         if self._line:
             self._tell(self._line)
             self._line = bytearray()
@@ -264,7 +264,7 @@ class _Child(asyncio.SubprocessProtocol):
     # --- lines
 
     def write(self, data: bytes) -> None:
-        """Write to the child, unless the pipe is closed. In that case the pending requests fail soon."""
+        """Write to the child's stdin. If that is closed, do nothing: the pending requests will fail soon."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
             # The child may have ended although the event loop has not noticed. Then nothing is sent.
@@ -272,7 +272,7 @@ class _Child(asyncio.SubprocessProtocol):
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _take(self, lines: list[Line]) -> None:
-        """Handle the lines that arrived together. If that takes long, let other tasks run in between."""
+        """Handle lines that arrived together. If that takes long, handle the rest after other tasks have run."""
         until = time.monotonic() + TURN_SECONDS
         for number, line in enumerate(lines, 1):
             if line is None:
@@ -293,7 +293,7 @@ class _Child(asyncio.SubprocessProtocol):
             self._take(lines)
 
     def _read_on(self, *, later: bool = False) -> None:
-        """Resume reading from the child. With `later`, pause it until the lines so far are handled."""
+        """Resume reading from the child, or with `later`, pause reading."""
         pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
         if pipe is not None and not pipe.is_closing():
             pipe.pause_reading() if later else pipe.resume_reading()
@@ -346,7 +346,7 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the client ends the child
 
     async def end(self, seconds: float) -> None:
-        """End the process and all processes that it started. This goes on if the caller is cancelled."""
+        """End the process and all processes that it started. If the caller is cancelled, the ending goes on."""
         if not self.pid:
             return  # the process is still starting
         if self._end is None:
@@ -391,14 +391,14 @@ _OWN_GROUP: Mapping[str, Any] = (
 
 
 def _has_reader(stdin: int) -> bool:
-    """Return whether the other end of a pipe, or pair of sockets, is still open."""
+    """Return whether the other end of `stdin` (a pipe or a pair of sockets) is still open."""
     poll = select.poll()
     poll.register(stdin, 0)
     return not poll.poll(0)  # poll always reports a hang-up or an error
 
 
 def _has_unread(stdin: int) -> bool:
-    """Return whether unread bytes are left in a pipe, or pair of sockets. False if that is unknown."""
+    """Return whether `stdin` (a pipe or a pair of sockets) has bytes that the child did not read. False if unknown."""
     try:
         if stat.S_ISSOCK(os.fstat(stdin).st_mode):
             with socket.socket(fileno=os.dup(stdin)) as pair:  # a peer that closes with unread data causes a reset
@@ -412,7 +412,7 @@ def _has_unread(stdin: int) -> bool:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Send a signal to every process of a group. Return whether the group has any process."""
+    """Send the signal `number` to every process of a group. Return whether the group has any process."""
     if _IS_WINDOWS or not group:  # 0 would be the group of this process
         return False
     try:

@@ -1,7 +1,7 @@
 """Choose the transport for a target: a URL, a command, an app or a server in this process.
 
-A server in this process is recognised by its method `pipe`, and an ASGI app by being callable, because this module must
-not import the server. `config` reads all other targets. The HTTP library is imported only for a URL or an app.
+This module must not import the server, so it recognises a server in this process by its method `pipe`. An object that
+can be called is an ASGI app. `config` reads all other targets. The HTTP library is imported only for a URL or an app.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Dialled(msgspec.Struct):
 def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: Auth | str | None = None) -> Dialled:
     """Return the transport for a target.
 
-    `server` is the name of an entry, if the target is a configuration. `auth` is allowed for a URL or an app.
+    `server` is the name of the entry to use, if the target is a configuration. `auth` is allowed for a URL or an app.
+    Raises UsageError if a client cannot connect to such a target.
     """
     if isinstance(target, type):
         raise UsageError(f"A client was given the class {target.__name__}; give it an instance of it.")

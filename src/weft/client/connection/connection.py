@@ -82,7 +82,7 @@ def remote_error(frame: Frame) -> RemoteError:
 
 
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
-    """Return the code and data of a JSON-RPC error, or (None, None) if the refusal contains none."""
+    """Return the code and data of a JSON-RPC error, or (None, None) if a refusal contains no JSON-RPC error."""
     if isinstance(error, Refused):
         if error.frame is None:
             return None, None
@@ -149,7 +149,7 @@ class ClientConnection:
         await self.transport.reopen()
 
     async def change(self, transport: Transport) -> None:
-        """Close the transport, and open another one in its place."""
+        """Close the current transport, and open `transport` in its place."""
         self._check_open()
         await self.transport.close()
         self.transport = transport
@@ -158,7 +158,7 @@ class ClientConnection:
     async def close(self) -> None:
         """Close the connection: pending requests raise ConnectionFailed, and background tasks end.
 
-        If this was cancelled, a second call does the rest.
+        If a call was cancelled, a second call does the rest.
         """
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
@@ -208,7 +208,7 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """End all listening with the failure, unless the client reconnects before the pauses for retries are over."""
+        """Wait as long as all retries take. Then end all listening, unless the client has reconnected."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -233,13 +233,14 @@ class ClientConnection:
     ) -> Coroutine[Any, Any, Answer]:
         """Send a request and return its answer.
 
-        Raises RemoteError, Refused, RequestTimeout, ConnectionFailed or InvalidAnswer.
+        Raises RemoteError if the answer is an error, Refused if the HTTP status is not a success, RequestTimeout if no
+        answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
         """
         work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
     async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Wait for a request, and log one line when it succeeds or fails."""
+        """Run `work`, which sends a request, and log one line when the request has succeeded or failed."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
@@ -294,7 +295,7 @@ class ClientConnection:
                 await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """Send a request and return its answer, without a deadline and without a cancellation, as listening needs."""
+        """Send a request without a deadline, for listening, and return its answer. To cancel it, call `give_up`."""
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -305,7 +306,7 @@ class ClientConnection:
     def _write(
         self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Return an encoded request and its headers."""
+        """Encode a request, and return its bytes and its headers."""
         era = self.era
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
@@ -326,7 +327,7 @@ class ClientConnection:
         return f"{began}{progress} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Notify the server that a request is cancelled, unless closing its stream is enough."""
+        """Notify the server that a request is cancelled, unless closing the request's stream cancels it."""
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
@@ -341,9 +342,9 @@ class ClientConnection:
             self._note_end(error, era, generation)
 
     def _note_end(self, error: Exception, era: ClientEra, generation: int) -> bool:
-        """Negotiate again if the server refused a message because its session or version has ended.
+        """Negotiate again, in the background, if `error` says that the session or version has ended.
 
-        Returns whether that was the reason.
+        Returns whether the error says that.
         """
         is_over = isinstance(error, Refused) and era.is_over(error.status, *code_and_data(error))
         if is_over:
@@ -369,8 +370,9 @@ class ClientConnection:
     async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
         """Open the standing stream, if the era has one, and wait briefly until it is open.
 
-        The wait is short because some servers send the response head only with the first event. `silence` is the reason
-        why the stream had ended before in the same session. It is reported again if the server now has no such stream.
+        The wait is short because some servers send the response head only with the first event. `silence` is the error
+        with which the stream ended earlier in this session. Listeners get that error again if the server has no such
+        stream now.
         """
         if self._stream is not None:
             self._stream.cancel()
@@ -394,10 +396,10 @@ class ClientConnection:
             log.debug("%s has not yet sent the response head of its standing stream.", self.transport.where)
 
     async def reopen_stream(self) -> None:
-        """Try once more to open a standing stream that had failed, before the program starts to listen.
+        """Open the standing stream again if it has failed. Called before the program starts to listen.
 
-        Raises ConnectionFailed if that fails too. If the server has no such stream, only a warning is logged, because
-        the server can still send changes while it answers a request.
+        Raises ConnectionFailed if the new attempt fails, too. If the server has no such stream, only a warning is
+        logged, because the server can still send changes while it answers a request.
         """
         if self._silence is not None:
             await self.open_stream(self._silence)
@@ -411,7 +413,7 @@ class ClientConnection:
             )
 
     async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Keep the standing stream open. Negotiate again if the server says that the session has ended."""
+        """Keep the standing stream open. If the server says that the session has ended, negotiate again and return."""
         era = self.era
         while True:
             try:
@@ -519,8 +521,9 @@ class ClientConnection:
     def _waiting_for(self, origin: RequestId | None, *, is_over: bool) -> list[Clock]:
         """Return the clocks of the requests that cannot finish because the answer to a question was not delivered.
 
-        `origin` is the request on whose stream the question came. Without it, over HTTP, the question belongs to no
-        request. On a pipe it belongs to the only request in flight. If there are several, it is unknown to which.
+        If the request `origin`, on whose stream the question came, is in flight, only its clock is returned. Otherwise,
+        if the session has ended (`is_over`), all clocks are returned. Otherwise, on a pipe with only one request in
+        flight, its clock is returned. In all other cases it is unknown which request waits, and the list is empty.
         """
         if (own := self._clocks.get(origin)) is not None:
             return [own]
@@ -529,7 +532,7 @@ class ClientConnection:
         return clocks if is_over or is_guessed else []
 
     def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
-        """Return the error for a request that cannot finish, because the answer to its question was not delivered."""
+        """Return the error for a request that cannot finish because the answer to its question was not delivered."""
         if isinstance(error, Refused):
             refused = Refused(error.where, error.status, error.headers, error.body)  # each task needs its own exception
             refused.was_seen, refused.what = True, f"the answer to its {method}"
@@ -546,7 +549,7 @@ class ClientConnection:
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:
-        """Pause the deadline of the request that a question belongs to, or all deadlines if that is unknown."""
+        """Pause the deadline of the request `origin`, or all deadlines if that request is unknown or None."""
         own = self._clocks.get(origin)
         clocks = self._clocks.all() if own is None else [own]
         for clock in clocks:
@@ -559,13 +562,13 @@ class ClientConnection:
 
 
 def _named(params: Mapping[str, Any]) -> str | None:
-    """Return the name of the tool or prompt, or the URI of the resource without its query, that a request is about."""
+    """Return the param `name` of a request, or else its `uri` without the query, or None if it has neither."""
     named = (params.get("name"), params.get("uri"))
     return next((masked_name(one) for one in named if isinstance(one, str)), None)
 
 
 def _shown(method: str, params: Mapping[str, Any]) -> str:
-    """Return the method of a request with its name, for error messages."""
+    """Return the method of a request, and the name or URI that the request is about, for error messages."""
     name = _named(params)
     return method if name is None else f"{method} of {name[:100]!r}"
 
@@ -588,7 +591,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return the answer if it has a result. Otherwise raise its error."""
+    """Return the answer if it has a result, or raise its error. Raises InvalidAnswer if it has both."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame)
@@ -615,7 +618,7 @@ _KEYS = ("traceparent", "tracestate", "baggage")
 
 
 def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the params with the current trace in their `_meta`.
+    """Return the params with the current trace in their `_meta`, if there is one.
 
     OpenTelemetry is imported here only if the program has imported it already.
     """

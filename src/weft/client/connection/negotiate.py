@@ -1,16 +1,16 @@
 """Find out which era a server speaks: send the first request of each era, and read how the server refuses it.
 
 That first request is called the greeting. Eras are tried newest first. If the server refuses, the era decides whether a
-server of that era could have refused in this way, and which versions the server named. Only if not, the next era is
-tried. If the server understood the greeting and said no, or requires authorization, connecting fails. The HTTP+SSE
-transport of the first revision is tried last, if the client has it.
+server of that era could have refused in this way, and which versions the server named. If not, the next era is tried.
+If the server understood the greeting and said no, or requires authorization, connecting fails. The HTTP+SSE transport
+of the first revision is tried last, if the client has it.
 
 The result is remembered per URL in this process, and tried first the next time. It is not remembered if the program
 chose the era. Over HTTP, it is also not remembered if an earlier refusal may have had another reason than the era, such
 as a failure of the server or invalid params. A busy server is asked a second time.
 
-Over a pipe, no answer counts as a refusal, because programs may ignore messages that they do not know. Over HTTP, the
-client waits for an answer as for any request.
+Over a pipe, a missing answer counts as a refusal, because programs may ignore messages that they do not know. Over
+HTTP, the client waits for an answer as for any request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # codes of errors that 
 
 
 def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
-    """Return the eras that a client may speak, in the order to try them. Raises UsageError if there is none."""
+    """Return the eras to try, in order. Raises UsageError if a name is unknown, or if no era has `version`."""
     if isinstance(names, str) or not names or any(name not in _ERAS for name in names):
         raise UsageError(f"eras={names!r} is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     eras = [era for name, era in _ERAS.items() if name in names]
@@ -73,7 +73,7 @@ class Memory:
         self._known: dict[str, tuple[str, str]] = {}
 
     def recall(self, key: str) -> tuple[str, str] | None:
-        """Return the era and the kind of transport of a server, or None."""
+        """Return the era and the kind of transport of a server, or None if they are not known."""
         return self._known.get(key)
 
     def keep(self, key: str, era_name: str, transport_kind: str) -> None:
@@ -142,7 +142,7 @@ class Negotiator:
             link.settling = None
 
     async def look_again(self, welcome: ServerHello) -> None:
-        """Ask for the server's capabilities again and update them, if the era allows that."""
+        """Ask for the server's capabilities again, if the era allows that, and store them in `welcome`."""
         era = self._link.era
         if not era.greets_again:
             return
@@ -154,7 +154,7 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
-        """Send a greeting. Send it again if the connection was closed without an answer, because that does no harm."""
+        """Send a greeting, and return the answer. If the connection was closed without an answer, send it once more."""
         try:
             return await self._link.roundtrip(method, params, **options)
         except ConnectionFailed as error:
@@ -201,7 +201,10 @@ class Negotiator:
         return [*named.values()] if first is None else [first, *named.values()]
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
-        """Return the newest version, as an era, that both sides support and that was not refused before."""
+        """Return the era of the newest common version that is not in `refused`, and add that version to `refused`.
+
+        Raises VersionMismatch if there is no such version.
+        """
         for era in self._eras:
             for version in era.versions:
                 if version in supported and version not in refused and (one := era.pinned(version)) is not None:
@@ -211,7 +214,7 @@ class Negotiator:
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
-        """Send the greeting of one era, and once more if the server was busy."""
+        """Send the greeting of one era. If the server is busy, wait and send the greeting once more."""
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
             return greeted
@@ -223,8 +226,9 @@ class Negotiator:
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era, and return the server's hello or its refusal.
 
-        Over a pipe, no answer counts as a refusal if there is another era to try. Over HTTP it does not, because a
-        server that does not know a method answers with an error. A server that does not answer is just slow.
+        Over a pipe, a missing answer counts as a refusal. If `may_be_silent`, the wait is short, because another era
+        can be tried. Over HTTP, RequestTimeout is raised: a server that does not know a method answers with an
+        error, so a server that does not answer is just slow.
         """
         link, limits = self._link, self._limits
         link.era = era
@@ -255,7 +259,7 @@ class Negotiator:
             return _Refusal(error)
 
     def _unanswered(self, error: RequestTimeout) -> RequestTimeout:
-        """Return the error for a greeting that timed out, with advice for servers that answer in one era only."""
+        """Return the error for a greeting that timed out. If several eras are allowed, it advises to choose one."""
         if len(self._eras) == 1:
             return error
         eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
@@ -280,7 +284,10 @@ class Negotiator:
         return welcome
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:
-        """Return what a refusal by HTTP status means. If the body has a JSON-RPC error, that decides."""
+        """Return what an HTTP refusal means, from the JSON-RPC error in its body, or else from its status.
+
+        Raises AuthorizationFailed if the server requires a login, and ConnectionFailed for a 403.
+        """
         if refused.status == 403:
             raise ConnectionFailed(refusal_sentence(refused))
         error = explained(refused)
@@ -302,11 +309,11 @@ class Negotiator:
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     def _allowed_old(self) -> Callable[[], Transport] | None:
-        """Return the function that creates the HTTP+SSE transport, or None if the client's eras do not use it."""
+        """Return the function that creates the HTTP+SSE transport, or None if the client must not use it."""
         return self._old_transport if any(era.keeps_stream for era in self._eras) else None
 
     async def _greet_as_remembered(self) -> ServerHello | None:
-        """Negotiate over HTTP+SSE, if that is remembered for this server. Return None if it is not, or fails now."""
+        """Negotiate over HTTP+SSE if that is remembered for this server. Return None if it is not, or if that fails."""
         link, make, known = self._link, self._allowed_old(), self._memory.recall(self._key)
         if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
             return None
@@ -378,7 +385,7 @@ def _busy(refused: Refused) -> _Refusal:
 
 
 def _start(body: bytes) -> str:
-    """Return the beginning of a body that is not a message, for error messages."""
+    """Return the beginning of a response body, for error messages."""
     text = printable(body[:80].decode("utf-8", "replace")).strip()
     return f"({text}{'…' if len(body) > 80 else ''})" if text else "(empty)"
 
@@ -403,7 +410,7 @@ def _is_miswritten(refused: Refused) -> bool:
 
 
 def refusal_sentence(refused: Refused) -> str:
-    """Return a sentence that says what an HTTP status means, and what to do."""
+    """Return a sentence for the user that says what the HTTP status of a refusal means, and what to do."""
     remedy = _MISWRITTEN if _is_miswritten(refused) else _REMEDIES.get(refused.status)
     if remedy is None:
         failed = refused.status >= 500
@@ -414,7 +421,7 @@ def refusal_sentence(refused: Refused) -> str:
 
 
 def session_gone(refused: Refused, method: str) -> ConnectionFailed:
-    """Return the error for a session that ended in the middle of a request."""
+    """Return the error for a request that cannot finish because the server does not know the session any more."""
     refusal = f"HTTP {refused.status} to {refused.what or 'the rest of its answer'}"
     return ConnectionFailed(
         f"{refused.where} does not know the session any more ({refusal}): it was restarted, or another of its workers "

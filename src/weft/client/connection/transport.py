@@ -1,8 +1,8 @@
 """Define the interface of a transport, read messages from bytes, and connect to a server in this process.
 
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
-the id, and passes all other messages to `receive`. Its callers decide about the meaning of messages, retries, deadlines
-and cancellation.
+the id, and passes all other messages to `receive`. Its callers handle the meaning of messages, retries, deadlines and
+cancellation.
 
 Over HTTP every request has a separate stream. Over a pipe, all requests share one stream. Pipes are a child process, a
 server in this process, and the HTTP+SSE transport of the first revision. `PipeTransport` is their common part. A new
@@ -36,7 +36,7 @@ wire_log = logging.getLogger("weft.client.wire")  # at DEBUG: every message sent
 Receive = Callable[[Frame, RequestId | None], None]
 """A function that handles a notification or a request of the server. It never raises.
 
-Over HTTP, the id is that of the request on whose stream the message came. Otherwise it is None."""
+Over HTTP, the id is the id of the request on whose stream the message came. Otherwise it is None."""
 
 Lost = Callable[[ConnectionFailed], None]
 """A function that is called once, when the connection has ended and the client did not close it."""
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, gc=False):
 
     @property
     def result(self) -> bytes:
-        """The encoded result. The answer must have one."""
+        """The encoded result. Use it only if the answer has a result, not an error."""
         assert self.frame.result is not UNSET
         return self.frame.result
 
@@ -72,7 +72,7 @@ class Refused(WeftError):
 
     @property
     def reason(self) -> str:
-        """The server's explanation from the body, as one line; empty if the body has none in a known field."""
+        """The server's explanation from the body, as one line, or "" if no known field of the body has one."""
         try:
             fields = msgspec.json.decode(self.body, type=_ReasonFields)
         except (msgspec.DecodeError, RecursionError):
@@ -86,7 +86,7 @@ class Refused(WeftError):
 
 
 class _ReasonFields(msgspec.Struct):
-    """Fields in which servers explain a refusal: those of JSON-RPC and OAuth, and other common ones."""
+    """Fields in which servers explain a refusal: the fields of JSON-RPC and OAuth, and other common fields."""
 
     error: Any = None
     error_description: Any = None
@@ -102,32 +102,34 @@ class Transport(Protocol):
     stream_per_request: bool  # True if each request has a stream that the client can close (HTTP)
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect. Raises ConnectionFailed if that is not possible. HTTP connects with the first request."""
+        """Connect to the server. Over HTTP, the first request connects. Raises ConnectionFailed if that fails."""
         ...
 
     async def reopen(self) -> None:
-        """Reconnect after the connection was lost. A child process is started again; HTTP has nothing to do."""
+        """Close the connection and connect again. A child process is started again. Over HTTP, nothing is done."""
         ...
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer. Cancelling the wait closes the request's stream and sends nothing.
+        """Send a request and wait for its answer.
 
-        `headers` and `resumable` are used over HTTP only. With `resumable`, a stream that breaks off is resumed by
-        Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
+        If the waiting task is cancelled, the request's stream is closed, but the server is not notified. `headers` and
+        `resumable` are used over HTTP only. With `resumable`, a stream that breaks off is resumed by Last-Event-ID.
+        Raises Refused if the HTTP status is not a success, ConnectionFailed if the connection breaks, and InvalidAnswer
+        if the answer cannot be read.
         """
         ...
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response. Raises the same errors as `request`."""
+        """Send a notification or a response. Raises Refused or ConnectionFailed, as `request` does."""
         ...
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Open the stream for messages that belong to no request (the HTTP GET stream), and keep it open.
 
-        Calls `opened` each time the stream is open, or once if the server or the transport has no such stream. In that
-        case it returns. Otherwise it runs until it is cancelled. Raises Refused if the server refuses to open the
+        Calls `opened` each time the stream has been opened, and runs until it is cancelled. If the server or the
+        transport has no such stream, calls `opened` once and returns. Raises Refused if the server refuses to open the
         stream again, and ConnectionFailed after several failed attempts in a row.
         """
         ...
@@ -149,7 +151,7 @@ class Auth(Protocol):
         ...
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Handle a 401 or a 403, for example by a login. Return True if the request should be sent again.
+        """Handle a response 401 or 403, for example by a login. Return whether the request should be sent again.
 
         `given` are the headers that `headers` returned for this request. `request` are its other headers.
         """
@@ -157,7 +159,7 @@ class Auth(Protocol):
 
 
 class PipeTransport:
-    """The common part of all transports that send all messages over one connection in both directions."""
+    """The common part of all transports that exchange all messages with the server over one connection."""
 
     kind = "pipe"
     stream_per_request = False
@@ -179,11 +181,11 @@ class PipeTransport:
     # --- methods that a pipe implements
 
     async def start(self) -> None:
-        """Connect. From now on the pipe may call `incoming`."""
+        """Connect to the server. As soon as this is called, the pipe may call `incoming`."""
         raise NotImplementedError
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Send one message, which has no newline. Return an awaitable to wait for, or None if it was sent at once.
+        """Send one message. Return None if it was sent at once, or an awaitable that ends when it was sent.
 
         Raises ConnectionFailed if the message cannot be sent.
         """
@@ -218,7 +220,7 @@ class PipeTransport:
                 self._receive(frame, None)
 
     def lost(self, failure: ConnectionFailed) -> None:
-        """Mark the connection as lost. All pending requests fail with this error."""
+        """Mark the connection as lost. All pending requests raise `failure`."""
         if self._failure is not None or not self._open:
             return
         self._fail(failure)
@@ -227,7 +229,7 @@ class PipeTransport:
     # --- Transport
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect."""
+        """Connect to the server. `receive` gets its messages, and `lost` is called if the connection is lost."""
         self._receive = receive
         self._tell_lost = lost
         await self._begin()
@@ -312,11 +314,11 @@ class PipeTransport:
                 waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
-        """Return the failure as a new exception, because several tasks may raise it."""
+        """Return a new exception with the message of the failure, because each task must raise its own exception."""
         return ConnectionFailed(str(self._failure))
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
-        """Handle data that is not a valid message. If it was meant as an answer, fail the request that waits for it."""
+        """Handle data that is not a valid message. If it was meant as an answer, the request waiting for it fails."""
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
@@ -331,11 +333,11 @@ class PipeTransport:
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
     def _only_one(self) -> _Waiting | None:
-        """Return the pending request if there is exactly one, because an answer without an id must belong to it."""
+        """Return the pending request if there is exactly one: an answer without an id must belong to that request."""
         return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
 
     def _settle(self, frame: Frame) -> None:
-        """Give an answer to the request that waits for it. Drop it if there is no such request."""
+        """Give an answer to the request that waits for it. Drop the answer if there is no such request."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
         if waiting is None:
@@ -350,7 +352,7 @@ class PipeTransport:
 class _Waiting:
     """A request that is not answered yet.
 
-    A server in this process may answer inside `write`. Then there is no future to wake up.
+    `woken` is None as long as no task waits: a server in this process may answer while `write` still runs.
     """
 
     __slots__ = ("outcome", "woken")
@@ -379,9 +381,9 @@ def bounds_of(limits: ClientLimits) -> Limits:
 
 
 def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """Split a body, an event or a line into messages. Most hold one message; one revision allows an array.
+    """Split a body, an event or a line into messages. It is one message, or (in one revision) an array of messages.
 
-    Raises InvalidRequest if an array has too many messages, because all are handled without a pause.
+    Raises InvalidRequest if an array has too many messages, because other tasks cannot run while they are handled.
     """
     if data[:1] != b"{" and data.lstrip()[:1] == b"[":
         try:
@@ -395,23 +397,23 @@ def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
 
 
 class _Object(msgspec.Struct, gc=False):
-    """Any JSON object; its members are skipped."""
+    """Any JSON object. Its members are not decoded."""
 
 
 def _count_objects(data: bytes) -> int:
-    """Count the objects of an array with little memory. Raises DecodeError if an element is not an object."""
+    """Count the objects in an array without decoding them. Raises DecodeError if an element is not an object."""
     return len(msgspec.json.decode(data, type=list[_Object]))
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
-    """Cut a chunk into pieces, so that other tasks can run between them."""
+    """Cut a chunk into small pieces, so that the caller can let other tasks run between two pieces."""
     if len(chunk) <= _PIECE:
         return (chunk,)
     return [chunk[start : start + _PIECE] for start in range(0, len(chunk), _PIECE)]
 
 
 def as_sent(named: Any) -> Any:
-    """Return the id of an answer as the client sent it. Some servers turn the client's number into a string.
+    """Convert the id of an answer back to a number if it is a number in a string, as some servers send it.
 
     >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
     (2, 2, 'two', '02')
@@ -428,7 +430,7 @@ def is_nameless(frame: Frame) -> bool:
 
 
 class _Coded(msgspec.Struct):
-    """The error object of JSON-RPC. Log lines of programs may also have a member `error`, but without such a code."""
+    """The error object of JSON-RPC. A program's log line may also have a member `error`, but without such a code."""
 
     code: int
 
@@ -441,7 +443,7 @@ class _Nameless(msgspec.Struct):
 
 
 def error_in(data: bytes) -> Frame | None:
-    """Return the error response in a body or line, with or without an id, or None if there is none."""
+    """Return the error response, with or without an id, that is in a body or line, or None if there is none."""
     try:
         frame = decode(data)
         return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
@@ -456,7 +458,7 @@ def error_in(data: bytes) -> Frame | None:
 
 
 class _MessageParts(msgspec.Struct):
-    """The members by which an answer is recognised. They may have any value."""
+    """The members of a message by which an answer is recognised, with any values."""
 
     jsonrpc: msgspec.Raw | UnsetType = UNSET
     id: msgspec.Raw | UnsetType = UNSET
@@ -475,7 +477,7 @@ _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, 
 
 
 def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
-    """Return whether unreadable data was meant as an answer, and the id of the request if that can be read.
+    """Return whether unreadable data was meant as an answer, and the request id in it, or None if there is none.
 
     >>> recover_request_id(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
     (True, 7)
@@ -496,7 +498,7 @@ def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
 
 
 def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """Return the decoded request id, or None if it is not a valid id or too long to be one of this client."""
+    """Return the decoded request id, or None if it is not a valid id, or too long to be an id of this client."""
     value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
     return as_sent(value) if type(value) in (int, str) else None
 
@@ -520,7 +522,7 @@ class LinePipe(Protocol):
     """The server's end of a connection in this process."""
 
     def send(self, line: bytes) -> None:
-        """Handle one message of the client."""
+        """Handle one message from the client."""
         ...
 
     async def close(self) -> None:
@@ -533,7 +535,7 @@ class Piped(Protocol):
     """A server that a client in the same process can connect to."""
 
     def pipe(self, deliver: Callable[[bytes], None]) -> LinePipe:
-        """Connect a client. The server calls `deliver` with each message for the client."""
+        """Connect a client, and return the server's end. The server passes messages for the client to `deliver`."""
         ...
 
 

@@ -45,7 +45,7 @@ class _AsgiReply:
         self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> _Message:
-        """Return the request to the application. On the next call, wait until the reader has disconnected."""
+        """Return the request. On the next call, wait until the reader disconnects, and return a disconnect message."""
         request, self._request = self._request, None
         if request is not None:
             return request
@@ -53,7 +53,7 @@ class _AsgiReply:
         return {"type": "http.disconnect"}
 
     async def send(self, message: _Message) -> None:
-        """Store a message of the application for the reader."""
+        """Store a message of the application for the reader. If too many pieces are unread, wait for the reader."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -80,7 +80,7 @@ class _AsgiReply:
         self._arrived.set()
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body."""
+        """Return the whole body. Raises InvalidAnswer if it has more than `limit` bytes."""
         whole = bytearray()
         async for piece in self.chunks():
             whole += piece
@@ -89,7 +89,7 @@ class _AsgiReply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece."""
+        """Yield the body piece by piece. Raises ConnectionFailed if the application ends before the body does."""
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
@@ -102,7 +102,7 @@ class _AsgiReply:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
     def finish(self) -> None:
-        """End the response. There is no connection to keep for later requests."""
+        """End the response as `done` does, because there is no connection to keep for later requests."""
         self.done()
 
     def done(self) -> None:
@@ -123,7 +123,7 @@ class AsgiWire:
         self._open = False
 
     async def open(self) -> None:
-        """Run the application's startup. An application without a lifespan raises, and can be used all the same."""
+        """Run the application's startup, if it has a lifespan. Raises ConnectionFailed if the startup fails."""
         if self._open:
             return
         self._open = True
@@ -165,7 +165,10 @@ class AsgiWire:
                 started.set_result(None)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Call the application, and return the response when its head has arrived."""
+        """Call the application, and return the response when its head has arrived.
+
+        Raises ConnectionFailed if the application ends without a response.
+        """
         if not self._open:
             raise ConnectionFailed(f"The connection to {url} was closed.")
         reply = _AsgiReply(body, url)

@@ -48,7 +48,7 @@ class SseTransport(PipeTransport):
         self._reader: asyncio.Task[None] | None = None  # reads the stream
 
     async def start(self) -> None:
-        """Open the stream, and wait until it has named the URL for the POSTs."""
+        """Open the stream, and wait for its first event, which names the URL for the POSTs."""
         await self._wire.open()
         try:
             async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
@@ -62,7 +62,7 @@ class SseTransport(PipeTransport):
             self._opening = None
 
     async def _find_endpoint(self) -> str:
-        """Open the stream, and return the URL for the POSTs."""
+        """Open the stream, and return the URL for the POSTs, which its first event names."""
         sent = {"Accept": "text/event-stream", **self._headers}
         try:
             reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
@@ -98,7 +98,7 @@ class SseTransport(PipeTransport):
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
     def _checked(self, named: str) -> str:
-        """Return the URL for the POSTs. Raises ConnectionFailed for another origin, because messages may be secret."""
+        """Return the absolute URL for the POSTs. Raises ConnectionFailed if it has another origin than the stream."""
         target, is_within = resolved(self._url, named)
         if not is_within:
             raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
@@ -137,7 +137,7 @@ class SseTransport(PipeTransport):
         self.lost(failure)
 
     async def write(self, message: bytes) -> None:
-        """Post one message."""
+        """Send one message by a POST. Raises Refused if the status is not 2xx."""
         reply = await self._wire.exchange(
             "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
         )

@@ -121,7 +121,7 @@ class HttpTransport:
             reply.done()
 
     async def end_session(self, headers: Mapping[str, str]) -> None:
-        """Ask the server to end the session (DELETE). Failures are logged only, because servers need not allow it."""
+        """Ask the server to end the session (DELETE). A failure is only logged, because servers may refuse this."""
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
@@ -135,7 +135,10 @@ class HttpTransport:
         return self.hold()  # read for each login, because the connection sets `hold` later
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send an HTTP request and return its response. Follows redirects within the origin."""
+        """Send an HTTP request and return its response. Follow redirects within the origin.
+
+        Raises ConnectionFailed if there are too many redirects, or a redirect leads to another origin.
+        """
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         reply = await exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
@@ -179,7 +182,7 @@ class HttpTransport:
         return refusal
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
-        """Return the answer in a JSON body. Raises InvalidAnswer if it does not answer this request."""
+        """Return the answer in a JSON body. Raises InvalidAnswer if it has no answer to the request `request_id`."""
         frame = self._sort(body, request_id)
         if frame is None:
             raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
@@ -188,10 +191,10 @@ class HttpTransport:
     def _sort(
         self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
     ) -> Frame | None:
-        """Return the answer among the messages in `data`, or None, and pass the other messages to `receive`.
+        """Return the answer among the messages in `data`, or None. Pass requests and notifications to `receive`.
 
-        Raises InvalidAnswer if a message cannot be read. On a stream, which passes `faults`, it is raised only if that
-        message was meant as the answer. Otherwise the error is logged and stored in `faults`.
+        Raises InvalidAnswer if a message cannot be read. If `faults` is given (on a stream), that error is raised only
+        if the message was meant as the answer. Otherwise the error is logged and stored in `faults`.
         """
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("< %s", masked_body(data))
@@ -232,7 +235,7 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream up to the answer. If it breaks off and is `resumable`, resume it."""
+        """Read a stream until the answer arrives, and return the answer. If it breaks off, resume it if `resumable`."""
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         faults: list[InvalidAnswer] = []
         attempt = 0
@@ -265,7 +268,10 @@ class HttpTransport:
     async def _resume(
         self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failure: ConnectionFailed
     ) -> HttpResponse:
-        """Ask for the rest of a stream by Last-Event-ID, and return the response with it."""
+        """Ask for the rest of a stream by Last-Event-ID, and return the response that has the rest.
+
+        Raises `failure`, or the latest failure, if all attempts fail, and Refused if the server refuses.
+        """
         sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
         while attempt <= self._limits.resumptions:
             await asyncio.sleep(pause(attempt, events.retry))
@@ -295,7 +301,7 @@ class HttpTransport:
             del failure
 
     def _next_decoder(self, events: sse.Decoder) -> sse.Decoder:
-        """Return a decoder for the next connection of a stream, with the last event id and the retry time so far."""
+        """Return a decoder for the next connection of a stream. It has the last event id and retry time of `events`."""
         fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
@@ -303,10 +309,10 @@ class HttpTransport:
     async def _read(
         self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
     ) -> Frame | None:
-        """Read a stream until the answer arrives or the connection ends. Return the answer, or None at the end.
+        """Read a stream until the answer arrives. Return the answer, or None if the stream ends without one.
 
-        If an event cannot be read and was not the answer, its error is stored in `faults`, which holds the last such
-        error. Raises ConnectionFailed if the connection breaks, or if the server stops sending its keep-alive comments.
+        If an event cannot be read and was not the answer, its error replaces the error in `faults`. Raises
+        ConnectionFailed if the connection breaks, or if the server stops sending its keep-alive comments.
         """
         now = asyncio.get_running_loop().time
         pulse = StreamWatchdog(self._limits.silence_seconds, now())
@@ -384,7 +390,7 @@ class HttpTransport:
     async def _not_again(self, reply: HttpResponse) -> WeftError:
         """Return the error for a standing stream that could not be opened again.
 
-        This is ConnectionFailed if a later attempt may succeed, and Refused if not.
+        The error is ConnectionFailed if a later attempt may succeed, and Refused if not.
         """
         if reply.status == _TAKEN:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
@@ -426,7 +432,7 @@ class AuthorizedWire:
         await self._wire.open()
 
     def renew(self) -> None:
-        """Use new connections from now on."""
+        """Use new connections of the wrapped wire from now on."""
         self._wire.renew()
 
     async def close(self) -> None:
@@ -453,7 +459,10 @@ class AuthorizedWire:
 
 
 async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
-    """Return a refusal with its body, which is empty if it is too large or takes too long. Then end the response."""
+    """Read the body of a refusal, end the response, and return the refusal.
+
+    Its body is empty if the body is too large, or takes longer than `seconds`.
+    """
     try:
         async with asyncio.timeout(seconds):
             body = await reply.body(_REFUSAL_BYTES)

@@ -1,7 +1,7 @@
 """Send single HTTP requests with aiohttp, choose the proxy, and explain why a connection failed.
 
-An error message says what happened and what to do. The credentials of a proxy are sent to the proxy only. They appear
-in no error, log or repr, and no server gets them.
+An error message says what happened and what to do. The credentials of a proxy are sent to the proxy only, never to a
+server. They appear in no error, log or repr.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Wire(Protocol):
         ...
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed if none does."""
+        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed if that fails."""
         ...
 
     def renew(self) -> None:
@@ -98,7 +98,7 @@ class _Reply:
         self.headers: Mapping[str, str] = response.headers
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body. The limit counts decompressed bytes."""
+        """Return the whole body. Raises InvalidAnswer if it has more than `limit` bytes when it is decompressed."""
         stated = self._response.content_length
         try:
             if stated is not None and stated <= limit and "Content-Encoding" not in self.headers:
@@ -137,7 +137,7 @@ class _Reply:
                         end.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def done(self) -> None:
-        """Return the connection to the pool, or close it if the response has not ended."""
+        """Return the connection to the pool, or close the connection if the response has not ended."""
         self._response.release()
 
     def finish(self) -> None:
@@ -162,9 +162,8 @@ class _Reply:
 class _Connector(aiohttp.TCPConnector):
     """A pool that checks whether the server has closed a kept connection before a request is sent on it.
 
-    The event loop may not have noticed the end of a connection, because it was busy or the end has just arrived. A
-    request on such a connection fails. Afterwards it is unknown whether the server has read it (RFC 9110, 9.2.2). So
-    the pool checks before.
+    The event loop may not have noticed yet that a connection has ended. A request on such a connection fails, and then
+    it is unknown whether the server has read the request (RFC 9110, 9.2.2). So the pool checks the connection before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -223,7 +222,7 @@ class AiohttpWire:
         self._idle_seconds = limits.idle_seconds  # how long connections are kept; the server can shorten it
 
     async def open(self) -> None:
-        """Create the pool. Each request connects when it needs to."""
+        """Create the pool of connections. It is empty: a request opens a connection if no kept one is free."""
         if self._session is None or self._session.closed:
             self._session = self._pool(aiohttp.CookieJar())
 
@@ -235,7 +234,7 @@ class AiohttpWire:
         )
 
     def renew(self) -> None:
-        """Create a new pool. Requests on the old pools can end, but only the last few old pools are kept."""
+        """Create a new pool. Requests on an old pool can finish, until there are too many old pools."""
         if self._session is not None:
             self._retired.append(self._session)
             self._session = self._pool(self._session.cookie_jar)
@@ -243,7 +242,7 @@ class AiohttpWire:
             self._close_pool(self._retired.pop(0))
 
     def _close_pool(self, pool: aiohttp.ClientSession) -> None:
-        """Close a pool in a separate task, so that a cancellation of the caller does not interrupt it."""
+        """Close a pool in a separate task, so that the closing is not interrupted if the caller is cancelled."""
         task = asyncio.create_task(pool.close())
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
@@ -293,7 +292,10 @@ class AiohttpWire:
         return _Reply(response, place(url), self._ends)
 
     def _obey(self, kept: str) -> None:
-        """Keep connections for a shorter time than the server does, so that it closes none that is about to be used."""
+        """Keep idle connections for less time than the server, whose Keep-Alive header is `kept`, keeps them.
+
+        So the server does not close a connection that is about to be used.
+        """
         said = _KEPT_FOR.search(kept)
         if said is not None:
             seconds = max(int(said[1]) - 1.0, int(said[1]) / 2, _LEAST_IDLE)
@@ -302,7 +304,7 @@ class AiohttpWire:
                 self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
-        """Return the proxy from the environment. It is looked up once per origin, because that can be slow."""
+        """Return the proxy for a URL from the environment, or None. The slow look-up is done once per origin."""
         origin = urlsplit(url)[:2]
         if origin not in self._found:
             self._found[origin] = await asyncio.to_thread(environment_proxy, url)
@@ -345,7 +347,7 @@ def is_event_stream(reply: HttpResponse) -> bool:
 
 
 def resolved(url: str, named: str) -> tuple[str, bool]:
-    """Return the URL that a server at `url` names, and whether it has the same origin. An invalid URL has not.
+    """Return `named`, made absolute, and whether it has the same origin as `url` (False if `named` is invalid).
 
     >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
     (('https://a.example/post?n=1', True), ('//[', False))
@@ -369,14 +371,17 @@ _GIVE_CLIENT_CERTIFICATE = "load one with load_cert_chain() into an ssl.SSLConte
 
 
 def place(url: str) -> str:
-    """Return a URL for error messages, without the query, because that may contain a key."""
+    """Return a URL without its query, for error messages. The query may contain a key."""
     return url.partition("?")[0]
 
 
 def why_unreached(
     url: str, error: Exception, *, proxy: Proxy | None, connect_seconds: float, was_reached: bool = False
 ) -> str:
-    """Return the error message for a request without a response. `was_reached` says if an earlier one had one."""
+    """Return the error message for a request that got no response.
+
+    `was_reached` says whether an earlier request to the server got a response.
+    """
     parts, where = urlsplit(url), place(url)
     if fault := proxy_fault(error, proxy) or tls_fault(error):
         return f"{where} cannot be reached: {fault}."
@@ -405,19 +410,19 @@ def why_unreached(
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Return whether a connection was open and then ended before any byte of an answer arrived."""
+    """Return whether `error` means that an open connection ended before any byte of the answer arrived."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return False
     return isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the exception that aiohttp wrapped."""
+    """Return the exception that an error of aiohttp wraps, or else the error itself."""
     return getattr(error, "os_error", None) or error.__cause__ or error
 
 
 def broken_off(where: str, error: Exception) -> str:
-    """Return the error message for an answer that is not complete."""
+    """Return the error message for an answer that broke off before it was complete."""
     return (
         f"The connection to {where} broke off before its answer was complete ({type(error).__name__}). The server, or "
         "a proxy before it, has stopped. It is not known whether the request was executed."
@@ -428,7 +433,7 @@ def broken_off(where: str, error: Exception) -> str:
 
 
 def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
-    """Return the explanation if the proxy caused this failure, or None."""
+    """Return what is wrong with the proxy if the proxy caused `error`, or None if it did not."""
     if proxy is None:
         return None
     if isinstance(error, aiohttp.ClientHttpProxyError):
@@ -441,7 +446,7 @@ def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
 
 
 def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
-    """Return why a proxy refuses to connect."""
+    """Return why a proxy refused to connect to the server, from the status and headers of its response."""
     if status != PROXY_REFUSES:
         return (
             f"the proxy {proxy.url} answered with the HTTP status {status}: it does not get there, or does not allow it"
@@ -459,7 +464,7 @@ def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
 
 
 def tls_fault(error: BaseException) -> str | None:
-    """Return the explanation if TLS caused this failure, or None."""
+    """Return what is wrong with TLS if TLS caused `error`, or None if it did not."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _untrusted(error.certificate_error)
     cause = _cause(error)
@@ -476,7 +481,7 @@ def tls_fault(error: BaseException) -> str | None:
 
 
 def _was_in_handshake(error: BaseException) -> bool:
-    """Return whether a connection ended after it was opened and before the first request was sent."""
+    """Return whether a connection broke off during the TLS handshake."""
     is_early = isinstance(error, aiohttp.ClientConnectorError) and not isinstance(
         error.os_error, ConnectionRefusedError
     )
@@ -498,7 +503,7 @@ def _untrusted(error: Exception) -> str:
 
 
 def _refused(error: ssl.SSLError) -> str:
-    """Return why the TLS handshake failed, from OpenSSL's name of the reason, and what to do."""
+    """Return why the TLS handshake failed, and what to do. OpenSSL's name for the reason is in `error`."""
     reason = str(error.reason or "")
     if reason.endswith("ALERT_CERTIFICATE_REQUIRED"):
         return f"it wants a client certificate: {_GIVE_CLIENT_CERTIFICATE}"
@@ -542,12 +547,12 @@ class Proxy:
         return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
     def headers_through(self, url: str) -> Mapping[str, str]:
-        """Return the proxy's headers for a request to a URL. Requests to https URLs get none: they use a tunnel."""
+        """Return the headers for the proxy that a request to `url` must have: none for https, which uses a tunnel."""
         return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
 def read_proxy(given: object) -> Proxy:
-    """Return the proxy for the value of `proxy=`. Raises UsageError if it is not the URL of an HTTP proxy.
+    """Return the proxy for the value of `proxy=`. Raises UsageError if the value is not the URL of an HTTP proxy.
 
     >>> read_proxy("http://ann:secret@proxy.example:3128")
     Proxy(url='http://proxy.example:3128', said_in='`proxy`')
@@ -566,7 +571,10 @@ http://host:port, or http://name:password@host:port.
 
 
 def environment_proxy(url: str) -> Proxy | None:
-    """Return the proxy for a URL from the environment or the system's settings, or None. This can be slow."""
+    """Return the proxy for a URL from the environment or the system's settings, or None. This can be slow.
+
+    Raises ConnectionFailed if the URL of the proxy is invalid.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     given = urllib.request.getproxies().get(parts.scheme)
@@ -593,12 +601,15 @@ def environment_proxy_hosts() -> frozenset[str]:
 
 
 def _with_scheme(given: str) -> str:
-    """Add http:// to the URL of a proxy without a scheme, as environments often have it."""
+    """Add http:// to the URL of a proxy if it has no scheme, because variables often leave the scheme out."""
     return given if "://" in given else f"http://{given}"
 
 
 def _read(text: str, said_in: str) -> Proxy:
-    """Return the proxy for a URL. Raises ValueError with the end of a sentence, which quotes no part of a password."""
+    """Return the proxy whose URL is `text`. Raises ValueError if that is not the URL of an HTTP proxy.
+
+    The message is the end of a sentence that begins with `said_in`. It contains no part of a password.
+    """
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

@@ -7,11 +7,11 @@ authorization. Results are kept as bytes, so that a caller cannot change them fo
     private   one result per authorization: each token has its own results
 
 A result is checked for freshness when it is needed. Nothing is fetched in the background. The pages of a list are kept
-separately. All are read from the scope (public or private) of the first page, so that a public page never continues a
-private list.
+separately. All pages are read from the scope (public or private) of the first page, so that a public page never
+continues a private list.
 
-`Toolbox` remembers from the tool lists which arguments are repeated in headers, and checks results against their
-schemas.
+`Toolbox` remembers from the tool lists which arguments are repeated in headers, and checks the results of tools against
+their output schemas.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class CacheEntry(NamedTuple):
 class CacheStore(Protocol):
     """A store for cached results. If several processes share it, use `ResponseCache(store, clock=time.time)`.
 
-    If a store raises an exception, it is logged, and the client asks the server.
+    If a method raises an exception, the exception is logged, and the client asks the server.
     """
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry, fresh or not, or None if there is none."""
+        """Return the entry with this key, even if it is no longer fresh, or None if there is none."""
         ...
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
@@ -99,12 +99,15 @@ class CacheStore(Protocol):
         ...
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
-        """Drop all entries of a server and a method, in every partition. With `params`, only entries with these."""
+        """Drop all entries of a server and a method, in every partition.
+
+        If `params` is given, drop only the entries with one of these params.
+        """
         ...
 
 
 class MemoryCacheStore:
-    """A store in the memory of this process. Beyond its limits, the entries that were unused longest are dropped."""
+    """A store in the memory of this process. If it is full, the entries that were unused for longest are dropped."""
 
     def __init__(self, *, max_entries: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_entries = max_entries
@@ -116,14 +119,14 @@ class MemoryCacheStore:
         return len(self._entries)
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry or None, and mark the entry as used."""
+        """Return the entry with this key, and mark it as used. Return None if there is no such entry."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Store an entry, and drop others until it fits. An entry larger than the limit is not stored."""
+        """Store an entry, unless it is too large. Drop the least recently used entries until the limits are met."""
         self._remove(key)
         size = _size(key, entry)
         if size > self._max_bytes:
@@ -134,7 +137,7 @@ class MemoryCacheStore:
             self._remove(next(iter(self._entries)))
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
-        """Drop all entries of a server and a method. With `params`, only those with these params."""
+        """Drop all entries of a server and a method. If `params` is given, drop only the entries with one of these."""
         for key in list(self._entries):
             if key.server == server and key.method == method and (params is None or key.params in params):
                 self._remove(key)
@@ -167,7 +170,7 @@ class ResponseCache:
         self._floor = 0  # the count for servers and methods that are not in `_changed` any more
 
     def view(self, server: str, partition: str = "") -> CacheView:
-        """Return the view of one client on the cache.
+        """Return the part of the cache that one client uses.
 
         `server` identifies the server, for example by its URL. `partition` identifies the caller's authorization
         (see `authorization_partition`). Callers without authorization share the partition "".
@@ -175,11 +178,11 @@ class ResponseCache:
         return CacheView(self, server, partition)
 
     def mark(self) -> int:
-        """Return the number of changes so far."""
+        """Return the number of changes noted so far, for `has_changed`."""
         return self._count
 
     def note_change(self, server: str, method: str) -> None:
-        """Note a change, so that results of requests sent before it are not cached."""
+        """Note a change of a method's results, so that results of requests sent before the change are not cached."""
         if len(self._changed) >= _MAX_CHANGES:
             self._changed.clear()
             self._floor = self._count + 1
@@ -203,11 +206,11 @@ class CacheView:
         self._is_dropping = False  # True while `drop_stale` runs
 
     def mark(self) -> int:
-        """Return a mark for `put`. Take it before a request is sent, so that `put` can notice a change in between."""
+        """Return a mark for `put`. Call this before a request is sent, so that `put` can notice changes since then."""
         return self._cache.mark()
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
-        """Return the cached result for a request if it is fresh, or None."""
+        """Return the cached result for a request, or None if there is no fresh one."""
         key = self._key(method, params)
         if key is None:
             return None
@@ -218,7 +221,7 @@ class CacheView:
         return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
-        """Store a result that has just arrived, if the server allows it and nothing has changed since the mark."""
+        """Store a result, if the server allows caching and no change was noted since `mark()` returned `mark`."""
         key = self._key(method, params)
         if key is None or self._cache.has_changed(self._server, method, mark):
             return
@@ -238,9 +241,9 @@ class CacheView:
                 await self._cache.store.drop(self._server, method, {key.params})
 
     def receive(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
-        """Mark the entries as stale that a notification is about. Other notifications are ignored.
+        """Mark the entries as stale that a notification of a change is about. Ignore other notifications.
 
-        Return whether the caller must run `drop_stale`. If it is running already, it drops these entries, too.
+        Returns whether the caller must run `drop_stale`. A `drop_stale` that runs already drops these entries, too.
         """
         for stale in _CHANGES.get(method, ()):
             self._cache.note_change(self._server, stale)
@@ -264,7 +267,7 @@ class CacheView:
             self._is_dropping = False
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Handle a notification of a change: drop the entries that it is about from the store."""
+        """Drop the entries from the store that a notification of a change is about."""
         if self.receive(method, params):
             await self.drop_stale()
 
@@ -278,7 +281,10 @@ class CacheView:
             await self._cache.store.drop(self._server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """Return the partition that has the result, or the first page of its list. Private comes before public."""
+        """Return the partition of a result, or of the first page of its list: private if it is there, else public.
+
+        Returns `_NOWHERE` if neither partition has it.
+        """
         for partition in (self._partition, None):
             if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
                 return partition
@@ -301,7 +307,7 @@ class CacheView:
 
 @contextmanager
 def _spared() -> Generator[None]:
-    """Log exceptions of the store, so that no request fails because of them."""
+    """Log exceptions of the store instead of raising them, so that no request fails because of the store."""
     try:
         yield
     except Exception:
@@ -309,7 +315,10 @@ def _spared() -> Generator[None]:
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """Return the cache for the value of `cache=`: the given cache, or a new one in memory."""
+    """Return the cache for the value of `cache=`: the given cache, or for True and False a new one in memory.
+
+    Raises UsageError for other values.
+    """
     if isinstance(given, ResponseCache):
         return given
     if not isinstance(given, bool):
@@ -318,7 +327,7 @@ def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
-    """Return the name of the partition for an authorization: a hash of all headers that the program gives.
+    """Return the name of the partition for an authorization: a hash of `headers`, or "" if there are none.
 
     >>> authorization_partition({}), len(authorization_partition({"Authorization": "Bearer abc"}))
     ('', 64)
@@ -334,7 +343,7 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """Return a name for an object that no other object gets. It is always the same for the same object."""
+    """Return a name for an object. The same object always gets the same name, and no other object gets it."""
     try:
         if owner not in _names:
             _names[owner] = str(next(_numbers))
@@ -344,7 +353,7 @@ def unique_name(owner: object) -> str:
 
 
 def identify_login(auth: Any) -> dict[str, str]:
-    """Return headers that identify an authorization, for `authorization_partition`: a token, or a name for a login."""
+    """Return headers that identify `auth`, a token or a login, for `authorization_partition`."""
     if auth is None:
         return {}
     return {"Authorization": auth} if isinstance(auth, str) else {"": unique_name(auth)}
@@ -354,7 +363,7 @@ _NOWHERE = "\0nowhere"  # returned by `_scope` if no partition has the result
 
 
 class _Hints(msgspec.Struct, rename="camel"):
-    """The members of a result that control caching. They may have any type, so that wrong values are ignored."""
+    """The members of a result that control caching. Any type is accepted here, so that wrong values can be ignored."""
 
     ttl_ms: Any = None
     cache_scope: Any = None
@@ -365,7 +374,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """Return how many seconds a result is fresh, and whether it is public. 0 means that it must not be cached."""
+    """Return for how many seconds a result is fresh (0 or less: do not cache it), and whether it is public."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
@@ -382,7 +391,7 @@ def _canonical(params: Mapping[str, Any]) -> bytes:
 
 
 def _with_parents(uri: str) -> Iterator[str]:
-    """Yield a URI and its parents, because a change of a resource may also change the resources above it."""
+    """Yield a URI and all its parents, because a change of a resource may also change the resources above it."""
     yield uri
     rest = uri
     while "/" in rest:
@@ -419,7 +428,7 @@ class Toolbox:
         self._seldom = Seldom(log)
 
     def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Remember the tools of a complete list, and forget all others. Return the usable ones, as `learn` does."""
+        """Remember the tools of a complete list, and forget all others. Return the usable tools, as `learn` does."""
         usable = self.learn(tools, mirrors=mirrors)
         listed = {tool.name for tool in usable}
         self._known = {name: known for name, known in self._known.items() if name in listed}
@@ -429,7 +438,7 @@ class Toolbox:
     def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
         """Remember the tools of one page, and return those that can be used.
 
-        With `mirrors`, arguments are repeated in headers, and tools with invalid header annotations are left out.
+        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out.
         """
         usable: list[Tool] = []
         for tool in tools:
@@ -448,7 +457,7 @@ class Toolbox:
         return usable
 
     def _leave_out(self, name: str, error: ValueError) -> None:
-        """Log once that a tool is left out. If there are many such tools, log only some."""
+        """Log once for each tool that it is left out. If there are many such tools, log only some of them."""
         if name in self._logged:
             return
         if len(self._logged) < _MOST_TOLD:
@@ -458,15 +467,18 @@ class Toolbox:
             self._seldom.warning("More tools are left out, such as %r: %s", name, error)
 
     def forget(self) -> None:
-        """Note that the list has changed. The old descriptions are used until the list is fetched again."""
+        """Note that the list of tools has changed. The old descriptions are used until the list is fetched again."""
         self.is_complete = False
 
     def knows(self, name: str) -> bool:
-        """Return whether a tool has been seen."""
+        """Return whether a usable tool with this name was in a list."""
         return name in self._known
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call. Empty if the tool is unknown or has no such headers."""
+        """Return the headers that repeat arguments of a call. An unknown tool has no such headers.
+
+        Raises UsageError if an argument cannot be sent in a header.
+        """
         known = self._known.get(name)
         if known is None or not known.mirrors:
             return {}
@@ -476,7 +488,7 @@ class Toolbox:
             raise UsageError(f"The arguments of {name!r} cannot be sent: {error}") from None
 
     def check(self, name: str, result: ToolResult) -> None:
-        """Raise InvalidAnswer if a result does not fit the output schema of its tool."""
+        """Raise InvalidAnswer if a result does not match the output schema of the tool `name`."""
         known = self._known.get(name)
         if known is None or known.output_schema is None or result.is_error:
             return

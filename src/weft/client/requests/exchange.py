@@ -1,12 +1,12 @@
 """Make requests: single requests with retries and rounds of questions, lists with pages, completions with a rate limit.
 
-A refused or failed request is sent again at most once: after a new negotiation if the session or version has ended, or
-if the request only reads. Questions of the stateless era are answered in rounds. A server may refuse a request until
-the user has visited web pages (URL elicitation). Then the user is asked once about each page, and the request is sent
-again until the server accepts it or the time is over.
+A request is sent again at most once: after a new negotiation if the session or version has ended, or if the connection
+failed and the request only reads. Questions of the stateless era are answered in rounds. A server may refuse a request
+until the user has visited web pages (URL elicitation). Then the user is asked once about each page, and the request is
+sent again until the server accepts it or the time is over.
 
-If a list changes while its pages are fetched, it is fetched once more. If the server does not declare a list, the list
-is empty.
+If a list changes while its pages are fetched, it is fetched once more. If the server does not declare the capability
+for a list, the list is empty.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class Exchange:
     def request_page(
         self, method: str, params: Mapping[str, Any], type: type[R], options: Options
     ) -> Awaitable[tuple[R, bytes]]:
-        """Send a request, and return the decoded result and its bytes."""
+        """Send a request, answer the server's questions, and return the decoded result and its bytes."""
         return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
-        """Send a request, and return its result as a dict."""
+        """Send a request, answer the server's questions, and return the result as a dict."""
         return self._rounds(method, params, options, _read_object, dict[str, Any])
 
     async def _rounds(
@@ -146,7 +146,10 @@ class Exchange:
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
     ) -> Mapping[str, Any]:
-        """Return the original params with the answers of this round. Answers of earlier rounds are left out."""
+        """Return the original params with the answers of this round. Answers of earlier rounds are left out.
+
+        Raises PendingQuestions if the caller wants to answer (`options.is_manual`).
+        """
         if options.is_manual:
             raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
@@ -155,7 +158,7 @@ class Exchange:
     # --- one round
 
     def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
-        """Return the encoded result, from the server or from the cache."""
+        """Return the encoded result of a request, from the cache if it has a fresh one, else from the server."""
         if self.cache is None or method not in CACHEABLE:
             return self._send(method, params, options)
         return self._fetch_cached(self.cache, method, params, options)
@@ -172,7 +175,8 @@ class Exchange:
     async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
         """Send a request and return its encoded result.
 
-        Send it again once if the session or version has ended, or if the connection failed and the request only reads.
+        Sends the request once more if the session or version has ended, or if the connection failed over HTTP and the
+        request only reads.
         """
         link = self._link
         if link.settling is not None:
@@ -209,7 +213,7 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """Return the error to raise for a refusal. If a capability is missing, it names the option that declares it."""
+        """Return the error to raise for a refusal. It names the option for a capability that the client lacks."""
         failure = explained(error)
         if not isinstance(failure, RemoteError):
             return failure
@@ -228,7 +232,10 @@ class Exchange:
     # --- questions
 
     async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
-        """Return the params to add in the next round: all answers, and the server's state unchanged."""
+        """Answer all questions, and return the params to add in the next round: the answers, and the server's state.
+
+        Raises CannotAnswer if a question cannot be answered, and InvalidAnswer if the questions are invalid.
+        """
         requests = asked.input_requests
         if requests is None and asked.request_state is None:
             raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
@@ -259,9 +266,9 @@ class Exchange:
 
 
 def _why_not(refusal: ProtocolError) -> str:
-    """Return why a question was not answered, for the program. The server gets a shorter reason.
+    """Return the reason why a question was not answered, for an error of the program.
 
-    The reason contains nothing of the answer. It names only the fields and types that are wrong.
+    The reason names the fields and types that are wrong, but contains no part of the answer.
     """
     cause = refusal.__cause__
     if isinstance(cause, UsageError):
@@ -274,7 +281,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """Return the params of a call with the caller's metadata, answers and state."""
+    """Add the caller's metadata, answers and state to the params of a call, unless they are None. Return the params."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -285,7 +292,7 @@ def with_rounds(
 
 
 async def _together(questions: list[Any]) -> list[Any]:
-    """Answer all questions concurrently. If one fails, cancel the others and raise its error."""
+    """Await all `questions` concurrently, and return the answers. If one fails, cancel the rest and raise its error."""
     tasks = [asyncio.ensure_future(question) for question in questions]
     try:
         return list(await asyncio.gather(*tasks))
@@ -296,7 +303,7 @@ async def _together(questions: list[Any]) -> list[Any]:
 
 
 def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
-    """Decode a result of the expected type, or questions. Raises InvalidAnswer for anything else."""
+    """Decode a result of the expected type, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
     decoder = _decoders.get(type)
     if decoder is None:
         decoder = _decoders[type] = msgspec.json.Decoder(type)
@@ -327,7 +334,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
-    """Decode a result as a dict, or questions."""
+    """Decode a result as a dict, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -366,7 +373,7 @@ class _PageVisits:
 
 
 class UrlElicitationRetry:
-    """Sends requests again that the server refused until the user has visited web pages."""
+    """Repeats requests that a server refuses until the user has visited web pages."""
 
     def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
         self._link = link
@@ -375,7 +382,7 @@ class UrlElicitationRetry:
         self._waiting: dict[str, _PageVisits] = {}  # by elicitation id; unknown ids are ignored
 
     def receive(self, method: str, params: bytes) -> None:
-        """Handle the notification that the user has finished a page. Other notifications are ignored."""
+        """Handle the notification that the user has finished on a page. Other notifications are ignored."""
         if method == _COMPLETE_NOTIFICATION:
             visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
             if visits is not None:
@@ -384,7 +391,7 @@ class UrlElicitationRetry:
     async def run(self, error: RemoteError, again: _Again) -> bytes:
         """Ask the user to visit the pages that the error names, and send the request again until it succeeds.
 
-        Raises the error if the user refuses, or if it does not name pages.
+        Raises the server's latest error if the user refuses, if the time is over, or if that error names no pages.
         """
         visits = _PageVisits()
         attempt = 0
@@ -406,7 +413,10 @@ class UrlElicitationRetry:
                 attempt += 1
 
     def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
-        """Return the pages that an error names. Raise the error if it names none, or the user cannot be asked."""
+        """Return the pages that an error names. Raises the error if it names none, or if the user cannot be asked.
+
+        Raises InvalidAnswer if it names too many.
+        """
         pages = self._link.era.pages(error.code, error.data)
         elicitation = self._link.capabilities.elicitation
         if not pages or elicitation is None or elicitation.url is None:
@@ -420,7 +430,10 @@ class UrlElicitationRetry:
         return cast("list[Mapping[str, Any]]", pages)
 
     async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
-        """Ask the user about each new page, and return whether there was any. Raise the error if the user refuses."""
+        """Ask the user about each new page, and return whether there was a new page.
+
+        Raises `error` if the user refuses, and InvalidAnswer if the server has named new pages too often.
+        """
         new = [page for page in pages if str(page.get("url")) not in visits.visited]
         if new or visits.news.is_set():
             visits.rounds += 1
@@ -440,9 +453,9 @@ class UrlElicitationRetry:
         return bool(new)
 
     async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
-        """Wait until the user has finished a page, or the pause before the next attempt is over.
+        """Wait until the user has finished on a page, or the pause before the next attempt is over.
 
-        Raises the error if the time for a question (`ask_seconds`) is over.
+        Raises `error` if the time to visit the pages (`ask_seconds`) is over.
         """
         if asyncio.get_running_loop().time() >= visits.end:
             raise error
@@ -457,8 +470,8 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 def means_no_list(error: RemoteError, cursor: str | None) -> bool:
     """Return whether the error for a page means that the server has no such list.
 
-    Many servers declare `resources` but have no templates, and answer the first request with -32601. For a later page,
-    the code means something else.
+    Many servers declare `resources` but have no templates, and answer the request for the first page with -32601. For a
+    later page, -32601 means something else.
     """
     return cursor is None and error.code == MethodNotFound.code
 
@@ -480,12 +493,12 @@ class ListPages:
         self._changed: set[str] = set()  # lists for which the server sent a change, so that it must have them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
-        """Return one page, with the `next_cursor` of the next. If the server has no such list, the page is empty."""
+        """Return one page, with the `next_cursor` for the next. The page is empty if the server has no such list."""
         page, _ = await self._one(method, type, cursor)
         return page
 
     async def _one(self, method: str, type: type[Page], cursor: str | None) -> tuple[Page, bytes]:
-        """Return one page, and its bytes."""
+        """Return one page, and its bytes. If the server has no such list, both are empty."""
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
@@ -497,13 +510,13 @@ class ListPages:
         return convert(empty, type), b""
 
     def receive(self, notification: str) -> None:
-        """Note that the server has a list, because it sent a notification that the list has changed."""
+        """If the notification says that a list has changed, note that the server has this list."""
         kind, _, rest = notification.removeprefix("notifications/").partition("/")
         if rest == "list_changed":
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Return whether the server has such lists. If it had none before, ask for its capabilities again."""
+        """Return whether the server has this capability. If it did not declare it, ask for its capabilities again."""
         facts = self._facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
             await self._look_again(facts)
@@ -512,7 +525,8 @@ class ListPages:
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         """Return all items of a list.
 
-        If the server refuses the cursor of a later page, the list has changed, and it is fetched once more.
+        If the server refuses the cursor of a later page, the list has changed, and the whole list is fetched once more.
+        Raises InvalidAnswer if the list is too large.
         """
         try:
             return await self._walk(method, type, items)
@@ -546,7 +560,7 @@ class ListPages:
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
-        """Raise InvalidAnswer if all pages together exceed the limits of one message. All are kept in memory."""
+        """Raise InvalidAnswer if the pages so far together exceed the limits of one message: all are kept in memory."""
         limits = self._limits
         if size > limits.message_bytes:
             most, limit = f"{limits.message_bytes} bytes", "message_bytes"
@@ -560,7 +574,7 @@ class ListPages:
 
 
 class _CursorRefused(Exception):
-    """The server refused the cursor of a page. Never leaves this module."""
+    """The server refused the cursor of a page. This module always handles this exception."""
 
     def __init__(self, error: RemoteError) -> None:
         super().__init__()
@@ -580,7 +594,7 @@ class Suggestions:
         self._line = asyncio.Lock()  # serves waiting requests in their order
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """Return the values that the server suggests, in the server's order."""
+        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order."""
         check_timeout(timeout)
         left = await self._turn(timeout)
         result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
@@ -590,7 +604,10 @@ class Suggestions:
         return found
 
     async def _turn(self, timeout: float | None) -> float | None:
-        """Wait until the rate limit allows a request, and return the rest of the timeout."""
+        """Wait until the rate limit allows a request, and return the rest of `timeout`.
+
+        Raises RequestTimeout if that takes longer than `timeout`.
+        """
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
@@ -607,7 +624,7 @@ class Suggestions:
 def completion_params(
     argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return the params of a completion request. Raises UsageError unless exactly one of prompt and template is given.
+    """Return the params of a completion request. Raises UsageError unless either `prompt` or `template` is given.
 
     >>> completion_params("city", "Par", "plan", None, None)
     {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}

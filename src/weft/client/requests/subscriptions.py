@@ -1,7 +1,7 @@
 """Listen for changes, in either era: by one request that stays open, or by subscriptions and the standing stream.
 
-A stream that was lost is opened again, with growing pauses. After every loss the listener gets a `StreamReopened`,
-because changes may have been missed. The era decides how to listen (`ListenPlan`).
+A stream that was lost is opened again, with growing pauses. Then the listener gets a `StreamReopened`, because changes
+may have been missed. The era decides how to listen (`ListenPlan`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _UPDATED = "notifications/resources/updated"
 
 
 def filter_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
-    """Return the filter for changes of lists and of single resources. By default it has all lists."""
+    """Return the filter for changes of lists and of the resources `uris`. If nothing is chosen, it has all lists."""
     everything = not (tools or prompts or resources or uris)
     return SubscriptionFilter(
         tools or everything or None, prompts or everything or None, resources or everything or None, uris or None
@@ -87,7 +87,7 @@ class Subscriptions:
         self._open: set[Listening] = set()
 
     async def begin(self, plan: ListenPlan) -> None:
-        """Send the requests that start listening. Raises UsageError if the server offers no subscriptions."""
+        """Send the requests that subscribe to resources. Raises UsageError if the server does not offer that."""
         resources = self._facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
@@ -111,7 +111,11 @@ class Subscriptions:
         self._open.discard(listening)
 
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Give a notification to the listeners of the stream that its `_meta` names, or on which it came."""
+        """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
+
+        The stream is the one that the notification's `_meta` names, or else the stream of the request `origin`. If both
+        are missing, all listeners get the notification. Listeners on the standing stream always get it.
+        """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
         decoded = _read(params)
@@ -126,7 +130,7 @@ class Subscriptions:
                 listening.push(change)
 
     def reopened(self) -> None:
-        """Notify the listeners on the standing stream that it was lost and is open again."""
+        """Notify all listeners on the standing stream that the stream was lost and is open again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
@@ -138,7 +142,7 @@ class Subscriptions:
                 listening.end(failure)
 
     async def renewed(self) -> None:
-        """Subscribe again in a new session."""
+        """Let all open `Listening` objects subscribe again, after a new negotiation."""
         for listening in tuple(self._open):
             try:
                 await listening.subscribe_again()
@@ -146,17 +150,20 @@ class Subscriptions:
                 listening.end(error)
 
     def is_wanted(self, uri: str) -> bool:
-        """Return whether anything listens to a resource."""
+        """Return whether an open `Listening` has subscribed to the resource `uri`."""
         return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self._open)
 
     def close(self) -> None:
-        """End all listening."""
+        """End all open `Listening` objects without an error."""
         for listening in tuple(self._open):
             listening.end(None)
 
 
 def _change(method: str, uri: str, requested: SubscriptionFilter) -> Change | None:
-    """Return the change if the filter has it, or None. The filter's URIs include the resources below them."""
+    """Return the change that a notification is about, or None if the filter `requested` does not have it.
+
+    A URI in the filter includes the resources below it.
+    """
     if method in _LISTS:
         change, field = _LISTS[method]
         return change if getattr(requested, field) else None
@@ -169,11 +176,11 @@ def _change(method: str, uri: str, requested: SubscriptionFilter) -> Change | No
 class Listening:
     """An async iterator over the changes of a server.
 
-    `async with` waits until the server has accepted the subscription, and ends it at the end.
+    `async with` waits until the server has accepted the subscription. At its end, the subscription is ended.
 
     If the stream is lost, it is opened again. Then a `StreamReopened` says that changes may have been missed. After
-    several failed attempts in a row, the iteration ends with a ConnectionFailed. It ends without an error if the server
-    ends the stream or the client is closed. Unread changes are kept up to a limit; beyond it, the oldest are dropped.
+    several failed attempts in a row, the iteration raises ConnectionFailed. It ends without an error if the server ends
+    the stream or the client is closed. If there are too many unread changes, the oldest are dropped.
     """
 
     def __init__(self, subscriptions: Subscriptions, requested: SubscriptionFilter) -> None:
@@ -217,7 +224,10 @@ class Listening:
     # --- start and end
 
     async def start(self) -> None:
-        """Start listening, and wait until the server has accepted the subscription. Raises the server's error."""
+        """Start listening, and wait until the server has accepted the subscription.
+
+        Raises the server's error if it refuses, and RequestTimeout if it does not accept in time.
+        """
         if self._is_started or self._is_over:
             return
         self._is_started = True
@@ -267,7 +277,7 @@ class Listening:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """End the iteration, with an error or without one."""
+        """End the iteration: it raises `failure`, or stops without an error if `failure` is None."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -293,7 +303,7 @@ class Listening:
         self._ready.set()
 
     def _remove_deadline(self) -> None:
-        """Remove the deadline for the first message, because the server then sends nothing until there is a change."""
+        """Remove the deadline for the server's first message, which has arrived. Later messages have no deadline."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():
             patience.reschedule(None)
@@ -313,7 +323,7 @@ class Listening:
     # --- the stream
 
     async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
-        """Open the stream, and open it again whenever it is lost, until too many attempts in a row have failed."""
+        """Open the stream, and open it again whenever it is lost. End the iteration after many failures in a row."""
         link, limits = self._subscriptions.link, self._subscriptions.limits
         now = asyncio.get_running_loop().time
         most = limits.resumptions
