@@ -484,7 +484,7 @@ async def test_a_schema_made_to_be_slow_or_to_reach_out(name: str) -> None:
         assert (await client.call_tool("t")).structured == value
 
 
-# --- the standing stream, and questions without end
+# --- the standalone stream, and questions without end
 
 
 @pytest.mark.security("D12")

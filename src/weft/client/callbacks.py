@@ -97,6 +97,9 @@ class StreamWatchdog:
     def received(self, chunk: bytes, now: float) -> float | None:
         """Note that a chunk has arrived. Return the time by which the next chunk must arrive, or None for no limit.
 
+        There is no limit before the first keep-alive comment. After it, the next chunk may take as long as the
+        watchdog's `seconds`, or three times the longest pause so far, if that is longer.
+
         >>> watchdog = StreamWatchdog(60, now=0)
         >>> chunks = [(b"data: hello", 10), (b":", 25), (b": still here", 125)]
         >>> tuple(watchdog.received(chunk, now) for chunk, now in chunks)

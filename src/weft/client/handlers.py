@@ -244,9 +244,10 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """Name the options of `Client` that declare the capabilities which a server requires and which are not declared.
+    """Name the options of `Client` that the program has to add, because the server requires their capabilities.
 
-    `data` is the data of the server's error. Returns "" if the error names no such capabilities.
+    `data` is the data of the server's error, which lists the required capabilities. Those in `declared` need no new
+    option. Returns "" if there is no option to add, or if `data` lists no capabilities.
 
     >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
     '`elicit_url=` and `roots=`'

@@ -412,7 +412,7 @@ async def test_one_who_gives_up_reading_a_refusal_leaves_no_connection_open(at: 
 
 
 class Session:
-    """A server of the session era; sessions can be lost. Calls and the standing stream are functions."""
+    """A server of the session era; sessions can be lost. Calls and the standalone stream are functions."""
 
     def __init__(self, call: Any = None, get: Any = None) -> None:
         self.call = call or (lambda exchange: exchange.result(TEXT))

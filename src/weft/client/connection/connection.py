@@ -1,7 +1,7 @@
 """Hold one connection to a server: the transport, the era, and the handling of incoming messages.
 
 This module makes single requests (ids, deadlines, cancellation), answers the server's requests, and owns all background
-tasks. It keeps the standing stream open: the stream for messages that belong to no request (over HTTP, the GET stream).
+tasks. It keeps the standalone stream open, which has the messages that belong to no request (over HTTP, by a GET).
 No other module uses both the transport and the era. `negotiate` finds out the era, and `exchange` decides what to do
 when a request is refused.
 
@@ -43,8 +43,8 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
-_STREAM_SECONDS = 0.25  # how long the first request waits for the standing stream to open
-_STREAM_ATTEMPT = 7  # a lost standing stream is tried again after `pause(7)`, about half a minute
+_STREAM_SECONDS = 0.25  # how long the first request waits for the standalone stream to open
+_STREAM_ATTEMPT = 7  # a lost standalone stream is tried again after `pause(7)`, about half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
 """A function that is called with the progress of a request; sync or async."""
@@ -110,7 +110,7 @@ class ClientConnection:
         self.settling: asyncio.Event | None = None  # exists during a negotiation, and is set when that ends
         self.log_level: LogLevel | None = None  # the log level that the program wants
         self.on_notification: Callable[[str, bytes, RequestId | None], None] = _ignore  # method, params, request id
-        self.on_stream_reopened: Callable[[], None] = _ignore  # called when the standing stream is open again
+        self.on_stream_reopened: Callable[[], None] = _ignore  # called when the standalone stream is open again
         self.on_silence: Callable[[ConnectionFailed], None] = _ignore  # called when no changes can arrive for now
         self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # negotiates again
         self._handlers = handlers
@@ -122,9 +122,9 @@ class ClientConnection:
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server that are being answered
         self._asks_bytes = 0  # total size of the params of these requests
         self._gate = asyncio.Semaphore(limits.asks_at_once)
-        self._stream: asyncio.Task[None] | None = None  # keeps the standing stream open
-        self._silence: ConnectionFailed | None = None  # why the standing stream ended, if it is not retried
-        self._has_stream = True  # False if the server has no standing stream
+        self._stream: asyncio.Task[None] | None = None  # keeps the standalone stream open
+        self._silence: ConnectionFailed | None = None  # why the standalone stream ended, if it is not retried
+        self._has_stream = True  # False if the server has no standalone stream
         self._is_closed = False
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
@@ -295,7 +295,10 @@ class ClientConnection:
                 await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """Send a request without a deadline, for listening, and return its answer. To cancel it, call `give_up`."""
+        """Send a request that stays open (`subscriptions/listen`), and wait for its answer without a deadline.
+
+        A caller that stops waiting has to call `give_up`, which notifies the server.
+        """
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -365,14 +368,15 @@ class ClientConnection:
                 "longer, give `Client(..., limits=ClientLimits(request_seconds=...))`."
             ) from None
 
-    # --- the standing stream
+    # --- the standalone stream
 
     async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
-        """Open the standing stream, if the era has one, and wait briefly until it is open.
+        """Open the standalone stream, if the era has one, and wait briefly until it is open.
 
-        The wait is short because some servers send the response head only with the first event. `silence` is the error
-        with which the stream ended earlier in this session. Listeners get that error again if the server has no such
-        stream now.
+        The wait is short because some servers send the response head only with the first event.
+
+        If the stream is opened again after it failed, `silence` is the error of that failure. If the server now says
+        that it has no such stream, `silence` is kept as the reason, and listeners end with it.
         """
         if self._stream is not None:
             self._stream.cancel()
@@ -393,10 +397,10 @@ class ClientConnection:
             async with asyncio.timeout(_STREAM_SECONDS):
                 await opened.wait()
         except TimeoutError:
-            log.debug("%s has not yet sent the response head of its standing stream.", self.transport.where)
+            log.debug("%s has not yet sent the response head of its standalone stream.", self.transport.where)
 
     async def reopen_stream(self) -> None:
-        """Open the standing stream again if it has failed. Called before the program starts to listen.
+        """Open the standalone stream again if it has failed. Called before the program starts to listen.
 
         Raises ConnectionFailed if the new attempt fails, too. If the server has no such stream, only a warning is
         logged, because the server can still send changes while it answers a request.
@@ -413,21 +417,21 @@ class ClientConnection:
             )
 
     async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Keep the standing stream open. If the server says that the session has ended, negotiate again and return."""
+        """Keep the standalone stream open. If the server says that the session is over, negotiate again and return."""
         era = self.era
         while True:
             try:
                 await self.transport.open_standalone_stream(era.headers(), opened)
-                self._has_stream = not self.transport.stream_per_request  # a pipe itself is the standing stream
+                self._has_stream = not self.transport.stream_per_request  # a pipe itself is the standalone stream
                 if silence is not None:
                     self._fall_silent(silence)
             except Refused as refused:
                 if era.is_over(refused.status, None, None):
                     self.spawn(self.on_over(generation))
                 else:
-                    self._fall_silent(ConnectionFailed(f"{refused} Its standing stream is not opened again."))
+                    self._fall_silent(ConnectionFailed(f"{refused} Its standalone stream is not opened again."))
             except InvalidAnswer as error:
-                log.warning("The standing stream of %s is not read any more: %s", self.transport.where, error)
+                log.warning("The standalone stream of %s is not read any more: %s", self.transport.where, error)
                 self._fall_silent(ConnectionFailed(str(error)))
             except ConnectionFailed as failure:
                 self.on_silence(failure)

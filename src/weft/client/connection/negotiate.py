@@ -226,9 +226,10 @@ class Negotiator:
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era, and return the server's hello or its refusal.
 
-        Over a pipe, a missing answer counts as a refusal. If `may_be_silent`, the wait is short, because another era
-        can be tried. Over HTTP, RequestTimeout is raised: a server that does not know a method answers with an
-        error, so a server that does not answer is just slow.
+        If no answer comes, the result depends on the transport. Over a pipe, it counts as a refusal; `may_be_silent`
+        makes the wait short, because another era can be tried. Over HTTP, `may_be_silent` has no effect, and
+        RequestTimeout is raised: a server that does not know a method answers with an error, so a server that does
+        not answer is just slow.
         """
         link, limits = self._link, self._limits
         link.era = era

@@ -1,8 +1,8 @@
 """Send messages by Streamable HTTP, with authorization.
 
 Every message is sent by a POST. The answer to a request is a JSON body or an event stream. This module handles
-responses (status, media type, size, redirects), resumes streams that broke off, and keeps the standing stream (the GET
-stream) open. It raises `Refused` if the status is not a success. Its callers pass the headers and decide what the
+responses (status, media type, size, redirects), resumes streams that broke off, and keeps the standalone stream (by
+GET) open. It raises `Refused` if the status is not a success. Its callers pass the headers and decide what the
 status means.
 
 With authorization, each request carries a token. A refusal (401 or 403) is passed to the `Auth` object
@@ -46,7 +46,7 @@ log = logging.getLogger("weft.client")
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _GET = {"Accept": "text/event-stream"}
 _NO_STREAMS = 405  # status of servers that have no GET streams
-_TAKEN = 409  # status for a second standing stream, while the server has not noticed the end of the first
+_TAKEN = 409  # status for a second standalone stream, while the server has not noticed the end of the first
 _SAME_REQUEST = (307, 308)  # redirects that keep the method and the body
 
 
@@ -347,7 +347,7 @@ class HttpTransport:
         return None
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
-        """Open the standing stream, and open it again whenever it is lost.
+        """Open the standalone stream, and open it again whenever it is lost.
 
         Returns if the server has no such stream. Raises Refused if the server refuses to open it again, and
         ConnectionFailed after several failed attempts in a row.
@@ -368,14 +368,14 @@ class HttpTransport:
                     if stood and not is_stream:
                         raise await self._not_again(reply)
                     opened()
-                    if not is_stream:  # servers need not have a standing stream
+                    if not is_stream:  # servers need not have a standalone stream
                         return
                     stood, since = True, now()
                     await self._read(reply, events, None, [])
                 finally:
                     reply.done()
             except ConnectionFailed as error:
-                log.debug("The standing stream of %s was lost: %s", self.where, error)
+                log.debug("The standalone stream of %s was lost: %s", self.where, error)
                 lost = error
             if since is not None:
                 attempts.took(now() - since)
@@ -388,7 +388,7 @@ class HttpTransport:
             await asyncio.sleep(attempts.pause(events.retry))
 
     async def _not_again(self, reply: HttpResponse) -> WeftError:
-        """Return the error for a standing stream that could not be opened again.
+        """Return the error for a standalone stream that could not be opened again.
 
         The error is ConnectionFailed if a later attempt may succeed, and Refused if not.
         """

@@ -1,4 +1,4 @@
-"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the standing stream.
+"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the standalone stream.
 
 A stream that was lost is opened again, with growing pauses. Then the listener gets a `StreamReopened`, because changes
 may have been missed. The era decides how to listen (`ListenPlan`).
@@ -114,7 +114,7 @@ class Subscriptions:
         """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
 
         The stream is the one that the notification's `_meta` names, or else the stream of the request `origin`. If both
-        are missing, all listeners get the notification. Listeners on the standing stream always get it.
+        are missing, all listeners get the notification. Listeners on the standalone stream always get it.
         """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
@@ -130,13 +130,13 @@ class Subscriptions:
                 listening.push(change)
 
     def reopened(self) -> None:
-        """Notify all listeners on the standing stream that the stream was lost and is open again."""
+        """Notify all listeners on the standalone stream that the stream was lost and is open again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
-        """End all listeners on the standing stream with an error, because the stream could not be opened again."""
+        """End all listeners on the standalone stream with an error, because the stream could not be opened again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.end(failure)
@@ -186,7 +186,7 @@ class Listening:
     def __init__(self, subscriptions: Subscriptions, requested: SubscriptionFilter) -> None:
         self.requested = requested  # the changes that the program wants
         self.honoured: SubscriptionFilter | None = None  # the changes that the server will send, if it said so
-        self.stream_id: RequestId | None = None  # id of the request that stays open; None on the standing stream
+        self.stream_id: RequestId | None = None  # id of the request that stays open; None on the standalone stream
         self._subscriptions = subscriptions
         self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
         self._news = asyncio.Event()  # set when there is a change to read, or the iteration has ended

@@ -107,7 +107,10 @@ def _elicitation(action: str, value: T, completed: _Completed | None = None) -> 
 
 
 class _FormAnswer(msgspec.Struct):
-    """`ElicitResult` with any content, so that the check of the form can name the wrong field."""
+    """Like `ElicitResult`, but the fields in `content` may have any type.
+
+    So a field of a wrong type is found only later, by `parse_form`, whose error names the field.
+    """
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any] | None = None

@@ -61,7 +61,10 @@ class _StreamReader:
 
 
 class _StoredStream:
-    """The sizes of the events that this process has written to one stream and that can still be read."""
+    """Counts the bytes that one stream occupies in the backend's log.
+
+    It has the sizes of the stored events, not the events. Only events that this process has written are counted.
+    """
 
     __slots__ = ("bytes", "key", "session", "sizes", "until")
 
