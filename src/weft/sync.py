@@ -150,7 +150,7 @@ class _LoopClient(AsyncClient):
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
-    """Return whether a server at `url` runs in `loop`. Then a blocking call of the server in `loop` would never end.
+    """Return whether the server at `url` runs in `loop`. If so, a blocking call to it from `loop` would never end.
 
     An event loop has no list of its servers, so all objects of the process are searched for asyncio and uvloop servers.
     """

@@ -67,7 +67,9 @@ def kind_of(value: object) -> str:
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError unless `function` is a function that can be called with the arguments in `form`.
+    """Raise UsageError unless `function` can be called as `form` shows.
+
+    `form` is the name of the option and, in parentheses, the arguments, such as "elicit(question)".
 
     >>> check_function(lambda message, fields: {}, "elicit(question)")
     Traceback (most recent call last):
@@ -218,7 +220,7 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
 
 
 def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return a copy of `error` with `not_found`. Its message has the URI, even if the server left that out."""
+    """Return a copy of `error` whose `not_found` is True. If the error message has no URI, the URI is added."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
     return RemoteError(error.code, said, error.data, not_found=True)
 
@@ -246,6 +248,8 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
 
 def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
     """Return all arguments as strings. Numbers and booleans become JSON text. Raises UsageError for other values.
+
+    `whose` says in the error what the arguments belong to.
 
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}

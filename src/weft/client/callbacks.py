@@ -41,9 +41,10 @@ _LONGEST_ASKED = 600.0  # seconds; also if the server asks for more, so that the
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
-    """Return the seconds to wait before a retry. `asked` is the time in ms that the server asked for.
+    """Return the seconds to wait before a retry.
 
-    Without `asked`, the time grows with the number of the attempt.
+    `asked` is the time in ms that the server asked for. The result is that time, but at least 0.1 and at most 600
+    seconds. Without `asked`, the time grows with the number of the attempt.
 
     >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
     (0.5, 600.0)
@@ -70,9 +71,10 @@ class Attempts:
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
     def pause(self, asked: int | None = None) -> float:
-        """Return the seconds to wait before the next attempt, which counts as failed until `took` is called.
+        """Return the seconds to wait before the next attempt, and count that attempt as failed.
 
-        `asked` is the time in ms that the server asked for.
+        If it succeeds, call `took`, which sets the count back to 0. `asked` is the time in ms that the server asked
+        for.
         """
         seconds = pause(max(self.failed, self._brief - 1), asked)
         self.failed += 1
@@ -186,7 +188,7 @@ class Clock:
             self.ring()
 
     def has_run_out(self) -> bool:
-        """Return whether only this clock has cancelled the task. Call it once, after the CancelledError."""
+        """Return whether this clock, and no other code, cancelled the task. Call it once, after the CancelledError."""
         return self._is_over and self._task.uncancel() <= self._cancelling
 
 
@@ -200,7 +202,11 @@ class Clocks:
         self._next = math.inf  # when the timer runs
 
     def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
-        """Start the clock of a request, which the current task sends. `most` is the hard maximum in seconds."""
+        """Start the clock of a request, which the current task sends.
+
+        `seconds` is how long the request may take without progress, and `most` how long it may take in all. `queue`
+        calls the program's function for progress.
+        """
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
@@ -254,10 +260,11 @@ class Clocks:
 
 
 class CallbackQueue:
-    """Calls a function of the program with each message, one call at a time. At most `most` calls wait.
+    """Calls a function of the program with each message, one call at a time. Later calls wait.
 
-    If more calls wait, the oldest are dropped. A sync function is called at once in the event loop, so it should be
-    quick. An async function runs in a task. Raises UsageError if the function cannot be called as `form` shows.
+    If more than `most` calls wait, or their messages are too large together, the oldest are dropped. A sync function
+    is called at once in the event loop, so it should be quick. An async function runs in a task. Raises UsageError if
+    the function cannot be called as `form` shows.
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
@@ -271,7 +278,10 @@ class CallbackQueue:
         self._seldom = Seldom(log)  # rate-limited, because a server can send many messages to a function that fails
 
     def call(self, *arguments: Any, size: int = 0) -> None:
-        """Call the function, or queue the call if another one runs. `size` is the size of the message in bytes."""
+        """Call the function, or queue the call if an earlier call still runs.
+
+        `size` is the size of the message in bytes. The total size of the queued messages is limited.
+        """
         if self._task is not None and not self._task.done():
             self._waiting.append((size, arguments))
             self._bytes += size

@@ -178,8 +178,9 @@ class Client:
     """A connection to one server, of either era, over any transport.
 
     `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
-    or an `mcpServers` configuration. A configuration is one entry, a whole configuration, or the `Path` of its file;
-    `server` is the name of the entry to use. `auth` is a login or a token (a string), for a URL or an app.
+    or an `mcpServers` configuration: one of its entries, the whole configuration, or the `Path` of its file. If the
+    configuration has several entries, `server` is the name of the entry to use. `auth` is a login or a token (a
+    string), for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
@@ -329,7 +330,10 @@ class Client:
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Negotiate with the server again, unless that was done since `generation`, for example by another request."""
+        """Negotiate with the server again, unless another task has done that already.
+
+        `generation` is the value of `link.generation` when the request was sent. A new negotiation changes it.
+        """
         async with self._life.change():
             if self._link is not link:
                 raise closed()
@@ -480,9 +484,10 @@ class Client:
         If the tool fails, the result has `is_error`. If the server rejects the call, RemoteError is raised.
 
         With `raise_on_error` or `result_type`, `ToolCallFailed` is raised if the tool fails. With `result_type`, the
-        result is converted to this type. Raises InvalidAnswer if that is not possible. If the client has
-        `manual_input`, `PendingQuestions` is raised if the server asks questions. Then call again with `answers` and
-        `state`.
+        result is converted to this type. Raises InvalidAnswer if that is not possible.
+
+        If the client has `manual_input` and the server asks questions, `PendingQuestions` is raised. Then call again
+        with your `answers` and with the `state` of that exception.
         """
         self._connected()
         given = arguments or {}
@@ -509,7 +514,10 @@ class Client:
         return result if result_type is None else read_value(name, result, result_type)
 
     async def _fetch_tools_once(self) -> None:
-        """Fetch the tool list, unless that was tried since its last change: a check needs its output schemas."""
+        """Fetch the tool list, because the check of a result needs the output schema of the tool.
+
+        Does nothing if the list was fetched, or that was tried, since the list last changed.
+        """
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
             with suppress(WeftError):  # the call itself has succeeded
@@ -592,7 +600,11 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Return suggestions for an argument of a prompt or resource template. `value` is the text typed so far."""
+        """Return suggestions for an argument of a prompt or resource template. `value` is the text typed so far.
+
+        Give either the name of the `prompt` or the URI of the `template`. `arguments` are the other arguments that
+        already have a value.
+        """
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
         return await self._suggestions.ask(params, timeout)
@@ -732,7 +744,11 @@ def joined_name(key: str, tool: Tool) -> str:
 
 
 def check_clients(clients: Any, kind: type) -> None:
-    """Raise UsageError unless all values are clients of the class `kind`, and all keys can begin the name of a tool."""
+    """Raise UsageError unless `clients` is a dict of names to clients of the class `kind`.
+
+    The names of the tools begin with these names. So a name must consist of letters and digits, with single "_", "-"
+    or "." between them.
+    """
     if not isinstance(clients, Mapping):
         raise UsageError(
             f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "

@@ -180,6 +180,8 @@ def read_config(
 ) -> dict[str, Target]:
     """Return all servers of an `mcpServers` configuration by name. `source` is a file, or its decoded content.
 
+    With `allow_insecure`, URLs may use http to other machines.
+
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
     {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
     """
@@ -420,6 +422,9 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 class Variables:
     """Replaces the variables in the texts of one entry by their values.
+
+    `what` names the entry in error messages. `own` are the variables in the entry's `env`. They are used before those
+    of the environment.
 
     >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'

@@ -129,9 +129,9 @@ class ServerRequestHandlers:
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
         """Return the result for one request of the server. `params` are a mapping or raw JSON.
 
-        Raises a ProtocolError, which is sent to the server, with the code -32601 if the capability was not declared,
-        -32602 if the question breaks the rules, -1 if the program refuses to sample, and -32603 if the server asks too
-        often or the program's function fails.
+        Raises a ProtocolError, which is sent to the server. Its code is -32601 if the capability was not declared,
+        -32602 if the question breaks the rules, and -1 if the program refuses to sample. It is -32603 if the server
+        asks too often, if the program's function fails, or if its answer cannot be sent.
         """
         has_function, answer = self._answers.get(method, (None, None))
         if not has_function or answer is None:
@@ -166,7 +166,7 @@ class ServerRequestHandlers:
             self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
-        """Drop the log messages with which the program's function was not called yet."""
+        """Cancel the running call of the program's function `log`, and drop the log messages that wait for it."""
         if self._log is not None:
             await self._log.stop()
 
@@ -290,9 +290,10 @@ class Confirming:
         self._functions = Functions()
 
     async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Ask the function about a call, and return the arguments to send, which the function cannot change.
+        """Ask the function about a call, and return the arguments to send.
 
-        Raises CallDeclined if the function returns anything but True.
+        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
+        function returns anything but True.
         """
         as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
         shown = ToolCall(name, msgspec.json.decode(as_sent), server)

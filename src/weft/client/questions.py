@@ -183,9 +183,10 @@ def check_sampling(params: CreateMessageParams) -> None:
 
 
 def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
-    """Convert what the program's function returned to an action and the answers to a form (None if there are none).
+    """Convert what `elicit` or `elicit_url` returned to an action, and to the answers to the form.
 
-    Raises UsageError if the function returned anything else.
+    The answers are None if the function returned only an action. Raises UsageError if it returned neither answers nor
+    an action.
     """
     if isinstance(answer, ElicitResult):
         return answer.action, answer.content

@@ -51,7 +51,7 @@ class ToolResult(Result, kw_only=True):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that explains names which results have in other SDKs."""
+            """Raise an AttributeError. If results in another SDK have this attribute, the message says what to use."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
@@ -100,8 +100,9 @@ class ToolCallFailed(WeftError):
 def read_value(name: str, result: ToolResult, type: type[T]) -> T:
     """Convert the result of a tool to a value of `type`. Raises InvalidAnswer if that is not possible.
 
-    The value is the structured content, or else its only member `result`, in which some servers wrap values that are
-    not objects. Without structured content, the value is the text itself, or else the text decoded as JSON.
+    The structured content is converted. If it is not of the type, and `result` is its only member, that member is
+    converted, because some servers wrap values that are not objects. Without structured content, the text itself is
+    converted, or if that fails, the text decoded as JSON.
 
     >>> read_value("add", ToolResult(structured_content={"result": 3}), int)
     3

@@ -92,7 +92,7 @@ class StdioTransport(PipeTransport):
 
     @property
     def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
-        """Whether the child may have read the messages sent to it. False if it ended before it read all of them."""
+        """False if the child has ended before it read all messages that were sent to it, else True."""
         return self._child is None or not self._child.left_unread
 
     async def start(self) -> None:
@@ -160,7 +160,10 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """Return a sentence with the last lines, for an error message. "" if the program's function got the lines."""
+        """Return a sentence with the last lines of stderr, for an error message.
+
+        Returns "" if the program has a function `on_stderr`, because that function got the lines already.
+        """
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
@@ -293,7 +296,7 @@ class _Child(asyncio.SubprocessProtocol):
             self._take(lines)
 
     def _read_on(self, *, later: bool = False) -> None:
-        """Resume reading from the child, or with `later`, pause reading."""
+        """Resume reading the child's stdout. With `later`, pause reading instead."""
         pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
         if pipe is not None and not pipe.is_closing():
             pipe.pause_reading() if later else pipe.resume_reading()
@@ -310,7 +313,10 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the child ends by itself
 
     def _end_soon(self) -> None:
-        """Handle a closed pipe, or the exit of the process. Wait a short time until the other pipes are read."""
+        """End the connection if the process has exited, or has closed its stdin or stdout.
+
+        Waits a short time before that, unless the process has exited and all its output was read.
+        """
         if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
         if self.has_exited and not {1, 2} & self._open_pipes:

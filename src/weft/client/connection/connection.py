@@ -158,7 +158,7 @@ class ClientConnection:
     async def close(self) -> None:
         """Close the connection: pending requests raise ConnectionFailed, and background tasks end.
 
-        If a call was cancelled, a second call does the rest.
+        If `close` is cancelled before its end, call it again to do the rest.
         """
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
@@ -208,7 +208,11 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """Wait as long as all retries take. Then end all listening, unless the client has reconnected."""
+        """Give the client time to reconnect. Then end all listening with `failure`, unless the client has reconnected.
+
+        The time is as long as all retries of a stream take together. The client has reconnected if the connection's
+        generation is no longer `generation`.
+        """
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -232,6 +236,9 @@ class ClientConnection:
         is_greeting: bool = False,
     ) -> Coroutine[Any, Any, Answer]:
         """Send a request and return its answer.
+
+        `seconds` is how long the request may take without progress (None: the default of the limits). With
+        `is_greeting`, the server is not notified if the caller stops waiting, because a handshake is never cancelled.
 
         Raises RemoteError if the answer is an error, Refused if the HTTP status is not a success, RequestTimeout if no
         answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
@@ -330,7 +337,11 @@ class ClientConnection:
         return f"{began}{progress} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Notify the server that a request is cancelled, unless closing the request's stream cancels it."""
+        """Notify the server that a request is cancelled.
+
+        Does nothing if the connection is closed, or if the server knows it already, because in this era closing the
+        stream of a request cancels the request.
+        """
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
@@ -347,7 +358,8 @@ class ClientConnection:
     def _note_end(self, error: Exception, era: ClientEra, generation: int) -> bool:
         """Negotiate again, in the background, if `error` says that the session or version has ended.
 
-        Returns whether the error says that.
+        Returns whether the error says that. `era` and `generation` are those that the connection had before the
+        failed message was sent.
         """
         is_over = isinstance(error, Refused) and era.is_over(error.status, *code_and_data(error))
         if is_over:
@@ -417,7 +429,10 @@ class ClientConnection:
             )
 
     async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Keep the standalone stream open. If the server says that the session is over, negotiate again and return."""
+        """Keep the standalone stream open. If the server says that the session is over, negotiate again and return.
+
+        `opened` is called each time the stream has been opened. `silence` is explained in `open_stream`.
+        """
         era = self.era
         while True:
             try:

@@ -1,9 +1,9 @@
 """Find out which era a server speaks: send the first request of each era, and read how the server refuses it.
 
-That first request is called the greeting. Eras are tried newest first. If the server refuses, the era decides whether a
-server of that era could have refused in this way, and which versions the server named. If not, the next era is tried.
-If the server understood the greeting and said no, or requires authorization, connecting fails. The HTTP+SSE transport
-of the first revision is tried last, if the client has it.
+That first request is called the greeting. Eras are tried newest first. If the server refuses a greeting, its era reads
+the refusal. If the server named its versions, the newest common version is tried next. If the server speaks the era and
+said no for another reason, or requires authorization, connecting fails. In all other cases the next era is tried. The
+HTTP+SSE transport of the first revision is tried last, if the client has it.
 
 The result is remembered per URL in this process, and tried first the next time. It is not remembered if the program
 chose the era. Over HTTP, it is also not remembered if an earlier refusal may have had another reason than the era, such
@@ -126,7 +126,10 @@ class Negotiator:
         self._doubted: set[str] = set()  # eras that failed, although the server may speak them
 
     async def negotiate(self, *, is_reopening: bool = False) -> ServerHello:
-        """Send greetings until the server agrees, and set the era of the connection. Other requests wait until then."""
+        """Send greetings until the server agrees, and set the era of the connection. Other requests wait until then.
+
+        With `is_reopening`, the transport reconnects first.
+        """
         link = self._link
         before = link.era
         link.settling = asyncio.Event()
@@ -201,9 +204,10 @@ class Negotiator:
         return [*named.values()] if first is None else [first, *named.values()]
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
-        """Return the era of the newest common version that is not in `refused`, and add that version to `refused`.
+        """Return the era of the newest version that both the client and the server have, limited to that version.
 
-        Raises VersionMismatch if there is no such version.
+        `supported` are the versions of the server. Versions in `refused` are left out, and the chosen version is added
+        to them. Raises VersionMismatch if no version is left.
         """
         for era in self._eras:
             for version in era.versions:
@@ -214,7 +218,11 @@ class Negotiator:
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
-        """Send the greeting of one era. If the server is busy, wait and send the greeting once more."""
+        """Send the greeting of one era. If the server is busy, wait and send the greeting once more.
+
+        `is_again` marks the second attempt. Raises the server's error if the server is still busy then, or if the wait
+        would be too long.
+        """
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
             return greeted
@@ -314,7 +322,11 @@ class Negotiator:
         return self._old_transport if any(era.keeps_stream for era in self._eras) else None
 
     async def _greet_as_remembered(self) -> ServerHello | None:
-        """Negotiate over HTTP+SSE if that is remembered for this server. Return None if it is not, or if that fails."""
+        """Negotiate over HTTP+SSE if the client remembers that this server needs it.
+
+        Returns None if the client does not remember that, or if the negotiation fails. Raises AuthorizationFailed if
+        the server requires a login.
+        """
         link, make, known = self._link, self._allowed_old(), self._memory.recall(self._key)
         if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
             return None

@@ -102,7 +102,10 @@ class Transport(Protocol):
     stream_per_request: bool  # True if each request has a stream that the client can close (HTTP)
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect to the server. Over HTTP, the first request connects. Raises ConnectionFailed if that fails."""
+        """Connect to the server. Raises ConnectionFailed if that fails. Over HTTP, only the first request connects.
+
+        `receive` is called with each request and notification of the server, and `lost` if the connection is lost.
+        """
         ...
 
     async def reopen(self) -> None:
@@ -229,7 +232,7 @@ class PipeTransport:
     # --- Transport
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect to the server. `receive` gets its messages, and `lost` is called if the connection is lost."""
+        """Connect to the server. Call `receive` with its requests and notifications, and `lost` if the pipe is lost."""
         self._receive = receive
         self._tell_lost = lost
         await self._begin()
@@ -352,7 +355,8 @@ class PipeTransport:
 class _Waiting:
     """A request that is not answered yet.
 
-    `woken` is None as long as no task waits: a server in this process may answer while `write` still runs.
+    `woken` is the future that the requesting task waits for. It is None while `write` runs. A server in this process
+    may answer during that time. Then the task need not wait.
     """
 
     __slots__ = ("outcome", "woken")
@@ -430,7 +434,10 @@ def is_nameless(frame: Frame) -> bool:
 
 
 class _Coded(msgspec.Struct):
-    """The error object of JSON-RPC. A program's log line may also have a member `error`, but without such a code."""
+    """The error object of JSON-RPC, which has a code.
+
+    The code is required because a program's log line may also have a member `error`.
+    """
 
     code: int
 

@@ -191,7 +191,9 @@ class HttpTransport:
     def _sort(
         self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
     ) -> Frame | None:
-        """Return the answer among the messages in `data`, or None. Pass requests and notifications to `receive`.
+        """Return the answer to the request `request_id` from the messages in `data`, or None if it is not there.
+
+        Requests and notifications of the server are passed to `receive`.
 
         Raises InvalidAnswer if a message cannot be read. If `faults` is given (on a stream), that error is raised only
         if the message was meant as the answer. Otherwise the error is logged and stored in `faults`.
@@ -235,7 +237,10 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream until the answer arrives, and return the answer. If it breaks off, resume it if `resumable`."""
+        """Read a stream until the answer arrives, and return the answer.
+
+        If the stream breaks off, it is resumed, but only with `resumable`.
+        """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         faults: list[InvalidAnswer] = []
         attempt = 0
@@ -270,7 +275,9 @@ class HttpTransport:
     ) -> HttpResponse:
         """Ask for the rest of a stream by Last-Event-ID, and return the response that has the rest.
 
-        Raises `failure`, or the latest failure, if all attempts fail, and Refused if the server refuses.
+        `failure` is the error with which the stream broke off. `attempt` is the number of attempts so far that brought
+        no new event. Raises the latest failure if no attempt is left, ConnectionFailed if the server cannot resume
+        streams, and Refused if it refuses for another reason.
         """
         sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
         while attempt <= self._limits.resumptions:
@@ -442,7 +449,7 @@ class AuthorizedWire:
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
         """Send a request with a token. After a 401 or 403, let `auth` log in and send the request again.
 
-        Raises Refused if `auth` cannot log in.
+        Raises Refused if `auth` cannot log in. After several attempts, the response 401 or 403 is returned.
         """
         auth, whose = self._auth, self._server or url
         attempt = 0

@@ -292,7 +292,7 @@ class AiohttpWire:
         return _Reply(response, place(url), self._ends)
 
     def _obey(self, kept: str) -> None:
-        """Keep idle connections for less time than the server, whose Keep-Alive header is `kept`, keeps them.
+        """Keep idle connections for a shorter time than the server does. `kept` is the server's Keep-Alive header.
 
         So the server does not close a connection that is about to be used.
         """
@@ -380,7 +380,8 @@ def why_unreached(
 ) -> str:
     """Return the error message for a request that got no response.
 
-    `was_reached` says whether an earlier request to the server got a response.
+    `connect_seconds` is how long connecting may take. `was_reached` says whether an earlier request to the server got
+    a response. If not, the message may also say that the server perhaps wants a client certificate.
     """
     parts, where = urlsplit(url), place(url)
     if fault := proxy_fault(error, proxy) or tls_fault(error):
@@ -547,7 +548,10 @@ class Proxy:
         return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
     def headers_through(self, url: str) -> Mapping[str, str]:
-        """Return the headers for the proxy that a request to `url` must have: none for https, which uses a tunnel."""
+        """Return the headers with the proxy's credentials that a request to `url` must have.
+
+        For https there are none, because the proxy gets its credentials when the tunnel is opened.
+        """
         return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
@@ -608,7 +612,8 @@ def _with_scheme(given: str) -> str:
 def _read(text: str, said_in: str) -> Proxy:
     """Return the proxy whose URL is `text`. Raises ValueError if that is not the URL of an HTTP proxy.
 
-    The message is the end of a sentence that begins with `said_in`. It contains no part of a password.
+    The message of the ValueError begins with a verb, so that a caller can write `said_in` before it. It contains no
+    part of a password.
     """
     try:
         parts = urlsplit(text)

@@ -241,9 +241,10 @@ class CacheView:
                 await self._cache.store.drop(self._server, method, {key.params})
 
     def receive(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
-        """Mark the entries as stale that a notification of a change is about. Ignore other notifications.
+        """Mark the entries that a notification of a change concerns as stale. Ignore other notifications.
 
-        Returns whether the caller must run `drop_stale`. A `drop_stale` that runs already drops these entries, too.
+        Returns whether the caller must run `drop_stale`. If `drop_stale` already runs, the caller need not: that run
+        drops these entries, too.
         """
         for stale in _CHANGES.get(method, ()):
             self._cache.note_change(self._server, stale)
@@ -267,7 +268,7 @@ class CacheView:
             self._is_dropping = False
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Drop the entries from the store that a notification of a change is about."""
+        """Drop the entries that a notification of a change concerns from the store. Ignore other notifications."""
         if self.receive(method, params):
             await self.drop_stale()
 
@@ -281,9 +282,9 @@ class CacheView:
             await self._cache.store.drop(self._server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """Return the partition of a result, or of the first page of its list: private if it is there, else public.
+        """Return the partition that has the result. For a page of a list, return the partition that has the first page.
 
-        Returns `_NOWHERE` if neither partition has it.
+        The private partition is searched first, then the public one (None). Returns `_NOWHERE` if it is in neither.
         """
         for partition in (self._partition, None):
             if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
@@ -315,9 +316,9 @@ def _spared() -> Generator[None]:
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """Return the cache for the value of `cache=`: the given cache, or for True and False a new one in memory.
+    """Return the cache for the value of `cache=`: the given cache, or a new one in memory for True and False.
 
-    Raises UsageError for other values.
+    The client does not use the new cache if the value is False. Raises UsageError for other values.
     """
     if isinstance(given, ResponseCache):
         return given
@@ -343,7 +344,10 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """Return a name for an object. The same object always gets the same name, and no other object gets it."""
+    """Return a name for an object. The same object always gets the same name, and no other object gets it.
+
+    But an object that cannot be hashed or weakly referenced gets a new name each time.
+    """
     try:
         if owner not in _names:
             _names[owner] = str(next(_numbers))

@@ -1,9 +1,11 @@
 """Make requests: single requests with retries and rounds of questions, lists with pages, completions with a rate limit.
 
-A request is sent again at most once: after a new negotiation if the session or version has ended, or if the connection
-failed and the request only reads. Questions of the stateless era are answered in rounds. A server may refuse a request
-until the user has visited web pages (URL elicitation). Then the user is asked once about each page, and the request is
-sent again until the server accepts it or the time is over.
+A request is sent again, at most once, in two cases. If the session or version has ended, it is sent again after a new
+negotiation. If an HTTP connection failed, it is sent again if it only reads.
+
+Questions of the stateless era are answered in rounds. A server may refuse a request until the user has visited web
+pages (URL elicitation). Then the user is asked once about each page, and the request is sent again until the server
+accepts it or the time is over.
 
 If a list changes while its pages are fetched, it is fetched once more. If the server does not declare the capability
 for a list, the list is empty.
@@ -175,7 +177,8 @@ class Exchange:
     async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
         """Send a request and return its encoded result.
 
-        Sends the request once more if the session or version has ended, or if the connection failed over HTTP and the
+        Sends the request once more if the session or version has ended, or if an HTTP connection failed and the request
+        only reads. Raises ConnectionFailed if the session ended after the server had accepted the request, unless the
         request only reads.
         """
         link = self._link
@@ -213,7 +216,11 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """Return the error to raise for a refusal. It names the option for a capability that the client lacks."""
+        """Return the error to raise for a refusal.
+
+        If the server does not know the method, the error names the method. If the server requires a capability that
+        the client has not declared, the error names the option that declares it.
+        """
         failure = explained(error)
         if not isinstance(failure, RemoteError):
             return failure
@@ -516,7 +523,10 @@ class ListPages:
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Return whether the server has this capability. If it did not declare it, ask for its capabilities again."""
+        """Return whether the server has declared `capability`, or has sent a notification that its list has changed.
+
+        If neither is the case, the server is asked for its capabilities again.
+        """
         facts = self._facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
             await self._look_again(facts)
@@ -560,7 +570,11 @@ class ListPages:
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
-        """Raise InvalidAnswer if the pages so far together exceed the limits of one message: all are kept in memory."""
+        """Raise InvalidAnswer if the pages so far are too large to keep them all in memory.
+
+        `size` is the number of their bytes, and `values` the number of their JSON values. Together, the pages may be as
+        large as one message.
+        """
         limits = self._limits
         if size > limits.message_bytes:
             most, limit = f"{limits.message_bytes} bytes", "message_bytes"

@@ -114,7 +114,8 @@ class Subscriptions:
         """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
 
         The stream is the one that the notification's `_meta` names, or else the stream of the request `origin`. If both
-        are missing, all listeners get the notification. Listeners on the standalone stream always get it.
+        are missing, all listeners get the notification. Listeners on the standalone stream get the notifications of all
+        streams. A listener gets only changes that it has asked for.
         """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
