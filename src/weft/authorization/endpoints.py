@@ -388,7 +388,10 @@ class TokenEndpoint:
         return await self._issue(form, await self._server.grants.redeem_code(code), scopes)
 
     async def _redeem_refresh(self, form: _TokenForm) -> TokenAnswer:
-        """Issue tokens for a refresh token. It is used up after all checks, so that a refused client can try again."""
+        """Issue tokens for a refresh token.
+
+        The refresh token is used up only after all checks, so that a client whose request was refused can try again.
+        """
         token, grants = form.need("refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
