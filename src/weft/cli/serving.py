@@ -99,7 +99,10 @@ def _watcher() -> Callable[[Path], Iterable[_Changes]]:
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
-    """Run a command until this process is interrupted, and restart the command whenever `watched` yields changes."""
+    """Run a command until this process is interrupted, and restart the command whenever `watched` yields changes.
+
+    The command inherits the file descriptors in `passed`. `folder` is the watched folder, which is printed.
+    """
 
     def begin() -> subprocess.Popen[bytes]:
         # No bytecode files: Python compares only size and seconds, so it could run old code after a quick change.

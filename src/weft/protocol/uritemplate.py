@@ -78,7 +78,10 @@ class _Expression(msgspec.Struct, frozen=True):
 
 
 class _Taker(msgspec.Struct, frozen=True):
-    """One expression, prepared for matching: it matches `first` of its operator, then one or more of `chars`."""
+    """One expression, prepared for matching.
+
+    It matches the first character of its operator, such as `/`, if there is one, and then one or more of `chars`.
+    """
 
     operator: str
     variables: tuple[_Variable, ...]
@@ -369,10 +372,11 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 
 
 def _outline(takers: list[str | _Taker]) -> str:
-    """Return a regular expression without backtracking that matches every URI of a template, after its first literal.
+    """Return a regular expression, without backtracking, that quickly rejects most URIs that do not match a template.
 
-    It may match other URIs too. It is exact up to the first expression that is optional, or that may be followed by one
-    of its own characters. After that it only checks that the literals occur in this order.
+    It is used after the first literal of the template. It matches every URI of the template, but may match others too.
+    It is exact until an expression is optional, or until the next part may begin with a character that the expression
+    also matches. From there on, it only checks that the literals of the template occur in their order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -540,17 +544,26 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _without_invisible(text: str) -> str:
-    """Return a text without invisible characters, because some programs ignore these, and would read `..`."""
+    """Return a text without invisible characters.
+
+    Some programs ignore such characters, so two dots with an invisible character between them could become `..`.
+    """
     return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def _steers(char: str) -> bool:
-    """Return whether a character ends a line, changes the text direction, or is another control character."""
+    """Return whether a character ends a line, changes the text direction, or is another control character.
+
+    The result is False for joiners: they are invisible, but part of words.
+    """
     return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
-    """Percent-decode a value until nothing is encoded, and replace look-alikes. After too many rounds, return `..`."""
+    """Percent-decode a value until nothing is encoded, and replace look-alikes.
+
+    If the value is encoded too many times, return `..`, so that the value counts as unsafe.
+    """
     for _ in range(_MOST_DECODED):
         if not _TRIPLET.search(value):
             return value if value.isascii() else unicodedata.normalize("NFKC", value)
