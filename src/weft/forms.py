@@ -102,9 +102,9 @@ _UNUSABLE = (
 class Titles:
     """Titles for the options of a field.
 
-    @dataclass
-    class Seat:
-        place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
+        @dataclass
+        class Seat:
+            place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
 
     If an option is not listed, its title is its value.
     """

@@ -186,7 +186,10 @@ HOSTS = {
 
 
 def print_entry(target: Target, client: str, name: str | None) -> int:
-    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it."""
+    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it.
+
+    `name` is the server's name in the configuration. Default: its own name, or the host name in its URL.
+    """
     host = HOSTS[client]
     if target.text.startswith(("http://", "https://")):
         entry, default_name = _of_url(target.text, host), urlsplit(target.text).hostname or "server"

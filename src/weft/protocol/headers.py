@@ -255,7 +255,8 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
     """Yield every annotated subschema, with its place in the schema (for messages) and its property path.
 
-    The path are the property names that lead to it. It is None if other keywords than `properties` lead to it.
+    The path consists of the property names that lead from the root to the subschema. It is None if the subschema is not
+    reached through `properties` only.
     """
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
     while pending:  # a loop instead of recursion, because a peer's schema may be deep

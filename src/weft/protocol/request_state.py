@@ -171,8 +171,9 @@ class Journal:
 class Keys:
     """Gives keys to the questions of one run of a handler. In the next run the same questions get the same keys.
 
-    If the handler gave a key, this key is used. Otherwise the key is made from the content of the question, not from
-    its position, because questions asked at the same time can come in any order. A repeated key gets a number.
+    If the handler gave a key, this key is used. Otherwise the key is made from the first ten characters of the
+    question's digest. It does not depend on the order of the questions, because questions asked at the same time can
+    come in any order. A repeated key gets a number.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")

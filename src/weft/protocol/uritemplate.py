@@ -92,8 +92,9 @@ class _Taker(msgspec.Struct, frozen=True):
 class UriTemplate:
     """A URI template.
 
-    Raises ValueError if `text` is not a template, or if two expressions stand side by side, so that a match cannot tell
-    where the first one ends. Give `matching=False` to allow such expressions in a template that is only expanded.
+    Raises ValueError if `text` is not a template. Raises it also if `{var}` or `{+var}` directly follows another
+    expression, because a match cannot tell where that expression ends. Give `matching=False` to allow this in a
+    template that is only expanded.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -179,7 +180,7 @@ class UriTemplate:
         - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
           invisible (except joiners, which are part of words)
         - for `{+var}`: an absolute path or a URL at its beginning, unless the template begins with an expression
-        - for other variables outside of query and fragment: a `/`, or only a `.`
+        - for other variables outside of query and fragment: a `/`, or nothing but a `.`
 
         If the template has no variable `name`, the result is True.
 
@@ -339,7 +340,7 @@ def _scalar(name: str, value: object) -> str:
 def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
     """Return the literal at the beginning of a template, and the parts after it, prepared for matching.
 
-    Raises ValueError if two expressions stand side by side.
+    Raises ValueError if `{var}` or `{+var}` directly follows another expression.
     """
     takers: list[str | _Taker] = []
     for index, part in enumerate(parts):
@@ -439,7 +440,10 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """Return where a literal can begin and end in a URI, so that the parts to its right still match."""
+    """Return where a literal can begin and end in a URI, so that the parts to its right still match.
+
+    `can_end` has a 1 at each position of the URI where the parts to its right can begin.
+    """
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
@@ -451,7 +455,10 @@ def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
-    """Return where an expression can begin in a URI, and for each beginning the last position where it can end."""
+    """Return where an expression can begin in a URI, and for each beginning the last position where it can end.
+
+    `can_end` has a 1 at each position of the URI where the parts to the right of the expression can begin.
+    """
     first = _OPERATORS[taker.operator].first
     if taker.operator in _OPTIONAL:
         ends = [place if can else -1 for place, can in enumerate(can_end)]

@@ -435,7 +435,8 @@ class CodeFlow:
     ) -> Token | None:
         """Refresh `token` and return the new token; None if there is no usable refresh token.
 
-        Raises TokenRefusal if the issuer has a temporary problem; the refresh token may then still be valid.
+        If the issuer refuses the refresh token for good, return a newer token of another program, or None. Raises
+        TokenRefusal if the issuer has only a temporary problem, because the refresh token may still be valid then.
         """
         if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # the new token would not be bound
             return None

@@ -385,7 +385,10 @@ class RedirectListener(Protocol):
     uri: str  # the redirect URI
 
     async def visit(self, url: str, state: str) -> str:
-        """Open a URL in the person's browser; return the URL that the browser is redirected to."""
+        """Open a URL in the person's browser; return the URL that the browser is redirected to.
+
+        `state` is the query parameter `state` of this login. A redirect with another state belongs to another login.
+        """
         ...
 
 
@@ -393,7 +396,10 @@ class Redirect(Protocol):
     """The interface that opens the authorization server's page and waits for the browser's redirect."""
 
     def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`."""
+        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`.
+
+        `known` are the redirect URIs that the client has registered before. It is empty if there are none.
+        """
         ...
 
 
@@ -434,7 +440,7 @@ class LoopbackRedirect:
 
     `port` 0 takes any free port, which authorization servers should allow (RFC 8252). If yours does not, give the port
     that is registered there. `open_browser` is called with the URL of the login page. If it returns False, `tell` is
-    called with this URL. By default, `tell` prints the URL.
+    called with this URL. By default, `tell` prints the URL. The person has `seconds` to log in.
     """
 
     def __init__(
