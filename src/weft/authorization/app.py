@@ -265,7 +265,7 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
     """Raise UsageError if the configuration of a client does not agree with the configuration of the server.
 
     A client may name only resources and scopes of the server. It may have a grant only if the server has the users or
-    trusted issuers for it. A program must not have the name of a user, because their tokens would look the same.
+    trusted issuers for it. The id of a program must not be the name of a user: their tokens would look the same.
     """
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}

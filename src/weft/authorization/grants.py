@@ -203,7 +203,7 @@ class Grants:
         await self._store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Return whether a family has ended. The result is only valid until its last access token has expired."""
+        """Return True if a family has ended, as long as one of its access tokens may not have expired yet."""
         return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:

@@ -52,7 +52,7 @@ class Log(Protocol):
     async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
         """Return the entries with numbers above `after`, or all entries that are left if `after` is 0.
 
-        If `after` is not 0, return None if `append` has dropped entries after it to keep only the last ones.
+        If `after` is not 0, and `append` has dropped an entry above it, return None: the result would have a gap.
         """
         ...
 

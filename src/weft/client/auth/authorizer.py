@@ -130,9 +130,11 @@ class Authorizer:
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
         """Log in after a 401 or 403, if needed; return True if the caller should send the request again.
 
-        Then call `headers` again for the new token. No login is needed if another request has just logged in, or if
-        the server demands only a new DPoP nonce. `given` are the headers that `headers` returned for this request.
-        `request` are its other headers. They name the method and the tool, because step-ups are counted for each.
+        In that case, the caller calls `headers` again, for the new token. No login is needed if another request has
+        just logged in, or if the server demands only a new DPoP nonce.
+
+        `given` are the headers that `headers` returned for this request. `request` are its other headers. They name
+        the method and the tool: step-ups are counted for each operation.
         """
         if not isinstance(given, AuthHeaders) or given.method == _CLOSING:
             return False

@@ -357,8 +357,8 @@ async def _barred_for(server_url: str) -> Barred | None:
     - If the host in the URL is a private address or localhost, all addresses are allowed.
     - If the host is a name that resolves to a public address, or that cannot be resolved, private addresses are
       forbidden.
-    - If the name resolves to private addresses only, loopback addresses are forbidden. A public server can change its
-      name to a private address (DNS rebinding), and local services often trust every local caller.
+    - If the name resolves to private addresses only, loopback addresses are forbidden. An attacker can let the name of
+      a public server resolve to them (DNS rebinding), and local services often trust every local caller.
     """
     host = urlsplit(server_url).hostname or ""
     if is_barred_host(host, is_private):
