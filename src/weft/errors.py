@@ -176,9 +176,10 @@ class ToolError(WeftError):
 
 
 class QuestionFailed(ToolError):
-    """The client did not answer a question of a handler (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`).
+    """A question of a handler (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`) got no usable answer.
 
-    `code` is the code of the client's error. It is None if the answer was late, or was not valid for the question.
+    If the client answered with an error, `code` is the code of this error. Otherwise `code` is None: for example, the
+    answer was late, or was not valid for the question.
     """
 
     def __init__(self, message: str, code: int | None = None, data: Any = None) -> None:
@@ -188,7 +189,10 @@ class QuestionFailed(ToolError):
 
 
 class NoBackChannelError(WeftError):
-    """The server cannot send requests to this peer, because there is no channel for requests of the server."""
+    """The server cannot send requests to this peer.
+
+    For example, the client has never opened the standalone stream of its session, or the session has ended.
+    """
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method!r} cannot be sent: this peer has no channel for requests from the server.")

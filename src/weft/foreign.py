@@ -69,7 +69,8 @@ def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str],
 def _no_such_name(module: str, name: str) -> Exception:
     """Return the error for a name that a module does not have. If possible, it says what to import instead.
 
-    Such an error is an ImportError, because `from weft import ...` does not show the text of an AttributeError.
+    An error that says this is an ImportError, because `from weft import ...` does not show the text of an
+    AttributeError. All other errors are AttributeErrors.
     """
     meant = _NAMES["weft"].get(name) if module == "weft" else None
     if meant is None and module == "weft" and not name.startswith("_"):

@@ -102,9 +102,9 @@ _UNUSABLE = (
 class Titles:
     """Titles for the options of a field.
 
-    @dataclass
-    class Seat:
-        place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
+        @dataclass
+        class Seat:
+            place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
 
     If an option is not listed, its title is its value.
     """
@@ -149,6 +149,8 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON Schema as it is sent to clients; raise ValueError if it is not the schema of a form.
+
+    Some keywords at its root, such as `additionalProperties`, are accepted but not sent.
 
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
@@ -339,7 +341,10 @@ def _choice(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the `items` schema of a list of options in the form of MCP: `anyOf` instead of `oneOf`, and no title."""
+    """Return the `items` schema of a list of options as MCP defines it.
+
+    Options with titles are in `anyOf`, not in `oneOf`. The schema itself has no title and no description.
+    """
     if "oneOf" in items:
         return {"anyOf": items["oneOf"]}
     return {key: value for key, value in items.items() if key not in {"title", "description"}}

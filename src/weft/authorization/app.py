@@ -56,8 +56,9 @@ class AuthorizationServer:
         backend: The backend that stores codes, refresh tokens and registrations. Default: the memory of this process.
         access_seconds: Lifetime of an access token.
         refresh_seconds: How long a refresh token is valid if it is not used.
-        grace_seconds: How long the same request with a used refresh token gets the same response again, because the
-            first response may have been lost. Later, a second use ends all tokens of the login.
+        grace_seconds: How long a client may repeat a request with a refresh token. A repeated request gets the same
+            response again, because the first response may have been lost. If the refresh token is used again after
+            this time, all tokens of the login end.
         dpop: How tokens are bound to a client's key (DPoP). A token is bound if the client sends a proof. With
             `Dpop(required=True)`, only bound tokens are issued.
     """
@@ -261,7 +262,11 @@ class AuthorizationServer:
 
 
 def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
-    """Raise UsageError if a client is configured for something the server does not have, or is named like a user."""
+    """Raise UsageError if the configuration of a client does not agree with the configuration of the server.
+
+    A client may name only resources and scopes of the server. It may have a grant only if the server has the users or
+    trusted issuers for it. The id of a program must not be the name of a user: their tokens would look the same.
+    """
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
     _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
@@ -283,9 +288,10 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
 
 
 def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer.
+    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer that can vouch for it.
 
-    Raises UsageError also if `workloads`, a set of client ids, has a client without this grant.
+    The issuer is a platform that lists the client in `workloads` (client ids), or an identity provider
+    (`has_providers`) if the client is confidential. Raises UsageError also if a client in `workloads` lacks this grant.
     """
     able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
     if unable := workloads - able:

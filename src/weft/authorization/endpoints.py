@@ -166,7 +166,11 @@ _STYLE = (
 
 
 def consent_page(pending: Pending, sealed: str, path: str, note: str | None = None, status: int = 200) -> WebResponse:
-    """Return the login page for a pending request. It shows the client, the scopes and the redirect URI."""
+    """Return the login page for a pending request. It shows the client, the scopes and the redirect URI.
+
+    The page has a form, which sends `sealed`, the encrypted request, to `path`. `note` is a message for the user, such
+    as "Name or password is wrong.".
+    """
     target = urlsplit(pending.redirect_uri)
     name = pending.client_name or pending.client_id
     notes = [note] if note else []
@@ -388,7 +392,10 @@ class TokenEndpoint:
         return await self._issue(form, await self._server.grants.redeem_code(code), scopes)
 
     async def _redeem_refresh(self, form: _TokenForm) -> TokenAnswer:
-        """Issue tokens for a refresh token. It is used up after all checks, so that a refused client can try again."""
+        """Issue tokens for a refresh token.
+
+        The refresh token is used up only after all checks, so that a client whose request was refused can try again.
+        """
         token, grants = form.need("refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
@@ -441,8 +448,9 @@ class TokenEndpoint:
     def _check_id_jag(self, form: _TokenForm, claims: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
         """Check an ID-JAG against the request, and return the resource and the scopes to grant.
 
-        Raises TokenRefused (sent as `invalid_grant`) if the ID-JAG itself is wrong. Raises OAuthError, as for other
-        grants, if the resource or the scopes are unknown here, or differ from those in the request.
+        Raises TokenRefused (sent as `invalid_grant`) if the ID-JAG itself is wrong. Raises OAuthError if the client is
+        not confidential, if the resource is unknown or differs from the one in the request, or if no scope can be
+        granted.
         """
         client = form.client
         if not client.is_confidential:
@@ -488,8 +496,9 @@ class TokenEndpoint:
     def _narrow_scopes(self, form: _TokenForm, grant: IssuedGrant) -> tuple[str, ...]:
         """Return the scopes for a new token: those that the request names, or all scopes of the grant if it names none.
 
-        Raises OAuthError if the request names a scope that was not granted. The configuration may have changed since
-        the grant was given, so scopes that no longer exist are left out.
+        The configuration may have changed since the grant was given, so scopes that no longer exist are left out.
+        Raises OAuthError if the request names another resource or a scope that was not granted, or if the granted
+        resource or all granted scopes no longer exist.
         """
         if not same_url(form.fields.get("resource", grant.resource), grant.resource):
             raise OAuthError("invalid_target", "The grant is for another resource.")

@@ -54,7 +54,10 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights that a user has granted to a client, or the rights of a program. Only a login has a family."""
+    """The rights that a user has granted to a client, or the rights of a program.
+
+    `family` identifies the login of a user. It is empty if there was no login.
+    """
 
     client_id: str
     subject: str
@@ -170,9 +173,11 @@ class Grants:
     async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[TokenAnswer]]) -> TokenAnswer:
         """Use a refresh token up, and return the response that `make` returns.
 
-        `asked` is a digest of the request. The same request within the grace period gets the same response. One step
-        marks the token as used and stores the response, so that parallel requests get the same response. Raises
-        OAuthError if the token is not valid. If it was used before, and the grace period is over, its family is ended.
+        `asked` is a digest of the request. If the same request is repeated within the grace period, it gets the same
+        response. One step marks the token as used and stores the response, so this is true for parallel requests too.
+
+        Raises OAuthError if the token is not valid, or if a different request has used it. If the token is used again
+        after the grace period, OAuthError is raised, and its family is ended.
         """
         key, record, kept = await self._find("refresh", token)
         if not kept.used_at:
@@ -198,7 +203,7 @@ class Grants:
         await self._store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Return whether a family has ended. This is forgotten when all access tokens of the family have expired."""
+        """Return True if a family has ended, as long as one of its access tokens may not have expired yet."""
         return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
@@ -207,7 +212,7 @@ class Grants:
         return secret
 
     async def _forget(self, answer: TokenAnswer) -> None:
-        """Delete the refresh token in a response that is not sent."""
+        """Delete the new refresh token in `answer`, a response that is not sent."""
         token = answer.get("refresh_token")
         if isinstance(token, str):
             await self._store.delete(f"refresh:{digest(token)}")

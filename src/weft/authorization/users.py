@@ -90,8 +90,8 @@ def _derive(password: str, salt: bytes) -> bytes:
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
     """Call a function of the program, and return the subject that it returns; None if the result is not text.
 
-    If the function raises an exception, OAuthError is raised. Only the type of the exception is logged, because its
-    text may contain a password or a token.
+    `what` says in messages what the function does. If the function raises an exception, OAuthError is raised. Only the
+    type of the exception is logged, because its text may contain a password or a token.
     """
     try:
         said: object = await function(*given)
@@ -141,9 +141,9 @@ class Users:
     async def check(self, name: str, password: str, address: str = "") -> str | None:
         """Check a password; return the subject of the user, or None if the name or the password is wrong.
 
-        Raises TooManyTries after too many wrong passwords for one name from one address, or if too many checks wait. If
-        there are many tries for one name, counted for all addresses, its checks are slowed down. Addresses where this
-        name has logged in before are not slowed down.
+        Raises TooManyTries after too many wrong passwords for `name` from `address`, or if too many checks wait. After
+        many tries for `name` from any addresses, further checks of this name have to wait. There is no such wait at an
+        address where `name` has logged in before.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None

@@ -41,7 +41,8 @@ class Store(Protocol):
 class Log(Protocol):
     """A numbered list of entries for each key.
 
-    Numbers are greater than 1. A new entry has a greater number than all earlier entries, even if these have expired.
+    A new entry has a greater number than all earlier entries, even if these have expired. Numbers begin at 2, so that
+    the number before an entry is never 0, which has a special meaning in `read`.
     """
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
@@ -49,9 +50,9 @@ class Log(Protocol):
         ...
 
     async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
-        """Return the entries with numbers above `after` (0: all entries that are left).
+        """Return the entries with numbers above `after`, or all entries that are left if `after` is 0.
 
-        Return None if some of these entries were dropped because `append` keeps only the last ones.
+        If `after` is not 0, and `append` has dropped an entry above it, return None: the result would have a gap.
         """
         ...
 

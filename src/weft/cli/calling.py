@@ -53,8 +53,9 @@ class CallFailed(WeftError):
 
 
 class RemoteServer:
-    """A server that is given by a URL, a command (`is_command`) or a configuration entry.
+    """A server that is given by a URL, a command or a configuration entry.
 
+    If `server` is text, `is_command` says that it is a command, not a URL.
     Every method opens a new connection and closes it.
     """
 
@@ -116,7 +117,10 @@ class RemoteServer:
 
         `wanted` has for each list its capability, its method, and the field of the result with the items. A list is
         empty if the server does not have the capability. If the server refuses a list, the error is returned in place
-        of its items. If the connection is lost, the error is the last element, and later lists are missing.
+        of its items.
+
+        If the connection is lost, the error is the last element, and later lists are missing. If there is no list yet,
+        the error is raised.
         """
         found: list[list[dict[str, Any]] | CallFailed] = []
 
@@ -229,9 +233,10 @@ def _has_authorization(headers: Mapping[str, str]) -> bool:
 
 
 def _unanswered(asking: str, data: Any = None) -> str:
-    """Return a hint for the user about a server that asks a question, which `weft` cannot answer.
+    """Return a hint for the user after a server has asked a question, which `weft` cannot answer.
 
-    `data` is the data of the server's error, which may name the capability that the server needs.
+    The hint names the option of `Client` for such questions. `asking` is the method of the request. `data` is the data
+    of the server's error, which may name the capability that the server needs.
     """
     wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
     option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
@@ -398,7 +403,10 @@ def _bytes(peer: RemoteServer, blob: Any) -> bytes:
 
 
 def _tool_arguments(tool: Mapping[str, Any]) -> str:
-    """Return the arguments of a tool as one line: `tea: string, grams: integer = 100`."""
+    """Return the arguments of a tool as one line: `tea: string, milk?: boolean, grams: integer = 100`.
+
+    A `?` marks an optional argument without a default.
+    """
     schema = _object(tool.get("inputSchema"))
     required = schema.get("required")
     required = required if is_array(required) else ()
@@ -410,7 +418,7 @@ def _tool_arguments(tool: Mapping[str, Any]) -> str:
 
 
 def _prompt_arguments(item: Mapping[str, Any]) -> str:
-    """Return the arguments of a prompt as one line: `mood, tea?`."""
+    """Return the arguments of a prompt as one line: `mood, tea?`. A `?` marks an optional argument."""
     return ", ".join(
         f"{one.get('name')}{'' if one.get('required') else '?'}" for one in _objects(item.get("arguments"))
     )

@@ -60,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line at `--` into the arguments for `weft`, and the arguments for the file that `weft` loads."""
+    """Split a command line at `--` into the arguments for `weft`, and the arguments for the file that `weft` loads.
+
+    Only `run` and `entry` load a file. For other commands, all arguments are for `weft`.
+    """
     if given[0] not in ("run", "entry") or "--" not in given:
         return given, []
     end = given.index("--")

@@ -99,7 +99,10 @@ def _watcher() -> Callable[[Path], Iterable[_Changes]]:
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
-    """Run a command until this process is interrupted, and restart the command whenever `watched` yields changes."""
+    """Run a command until this process is interrupted, and restart the command whenever `watched` yields changes.
+
+    The command inherits the file descriptors in `passed`. `folder` is the watched folder, which is printed.
+    """
 
     def begin() -> subprocess.Popen[bytes]:
         # No bytecode files: Python compares only size and seconds, so it could run old code after a quick change.
@@ -183,7 +186,10 @@ HOSTS = {
 
 
 def print_entry(target: Target, client: str, name: str | None) -> int:
-    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it."""
+    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it.
+
+    `name` is the server's name in the configuration. Default: its own name, or the host name in its URL.
+    """
     host = HOSTS[client]
     if target.text.startswith(("http://", "https://")):
         entry, default_name = _of_url(target.text, host), urlsplit(target.text).hostname or "server"

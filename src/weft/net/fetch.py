@@ -99,9 +99,10 @@ def is_private(address: str) -> bool:
 
 
 def is_barred_host(host: str, barred: Barred) -> bool:
-    """Return whether a host is localhost or an IP address that `barred` forbids.
+    """Return whether connections to a host are forbidden.
 
-    The result for other names is False: they are checked when they are resolved.
+    Localhost and loopback addresses are always forbidden, other IP addresses if `barred` forbids them. The result for
+    other names is False, because they are checked when they are resolved.
     """
     if is_loopback(host) or host.lower().endswith(".localhost"):
         return True
@@ -118,7 +119,11 @@ def open_session(
     exempt: frozenset[str] = frozenset(),
     tls: ssl.SSLContext | None = None,
 ) -> aiohttp.ClientSession:
-    """Return an HTTP session without cookies. A host must not resolve to a barred address, unless it is in `exempt`."""
+    """Return an HTTP session without cookies, in which each request may take `seconds`.
+
+    A request fails if the name of its host resolves to an address that `barred` forbids. Hosts in `exempt` are not
+    checked.
+    """
     import aiohttp
 
     resolver = None if barred is None else _guarded_resolver(barred, exempt)
@@ -139,7 +144,8 @@ async def exchange(
 ) -> HttpAnswer:
     """Send a request and return the response. Redirects are not followed. `options` are passed to aiohttp.
 
-    Raises AddressBarred if the address is barred, and FetchFailed if there is no complete response.
+    Raises AddressBarred if the address is forbidden, by `barred` or by the session. Raises FetchFailed if there is no
+    complete response, or if its body is longer than `most_bytes`.
     """
     import aiohttp
     from yarl import URL
@@ -206,7 +212,9 @@ async def fetch_document(
 
 
 def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
-    """Return how many seconds a response may be cached (RFC 9111): at most `most`, or `default` if it does not say.
+    """Return how many seconds a response may still be cached (RFC 9111), at most `most`.
+
+    Its age is subtracted from the time that its headers allow. If they do not name a time, `default` is used.
 
     >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
     40.0

@@ -286,9 +286,10 @@ def shown(value: bytes) -> str:
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return the address for which limits are counted. For IPv6 it is the /64 network: one machine may have all of it.
+    """Return the address for which the limits of a peer are counted.
 
-    Other values, such as the name of a pipe, are returned unchanged.
+    For IPv6 it is the /64 network, because one machine may use all addresses of such a network. An IPv4 address that is
+    written as IPv6 is returned as IPv4. Values that are not addresses, such as the name of a pipe, are not changed.
 
     >>> network_of("10.0.0.1"), network_of("2001:db8::5:1"), network_of("::ffff:10.0.0.1")
     ('10.0.0.1', '2001:db8::', '10.0.0.1')

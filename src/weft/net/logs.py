@@ -247,8 +247,8 @@ def _masked_text(text: str) -> str:
 class Seldom:
     """A logger for events that a peer can cause: it writes the first one, then the 10th, the 100th, and so on.
 
-    The count starts again after a minute. Events with a different `about`, such as another peer, are counted
-    separately.
+    Events are counted together if they have the same text and the same `about`, such as the name of a peer. The count
+    starts again after a minute.
 
         seldom = Seldom(logging.getLogger("weft.client"))
         seldom.warning("%s sent a request, which is ignored.", where, about=where)

@@ -96,9 +96,10 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
 
 def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the values by name, from a list with repeated names. Raises HeaderFault if such a name must be unique.
+    """Return one value for each name, from a list in which names are repeated.
 
-    If the value of a header is a list, all its values are joined. For other headers, the last value is used.
+    If the value of a repeated header is a list by definition, its values are joined. For other headers, the last value
+    is used. Raises HeaderFault if a repeated header must be unique.
     """
     known: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -142,6 +143,8 @@ def encode_value(text: str) -> str:
 def decode_value(value: str) -> str:
     """Decode a header value, which is plain or in base64; raise ValueError if it is malformed.
 
+    A value in base64 begins with exactly `=?base64?`, in lower case. All other values are plain.
+
     >>> decode_value("=?base64?SGVsbG8=?="), decode_value("=?BASE64?SGVsbG8=?=")
     ('Hello', '=?BASE64?SGVsbG8=?=')
     """
@@ -158,6 +161,8 @@ def decode_value(value: str) -> str:
 
 def render(value: object) -> str:
     """Return a string, number or boolean as text. `encode_value` then makes it a header value.
+
+    Raises ValueError if an integer is not within ±(2**53 - 1).
 
     >>> render(42), render(True), render("eu")
     ('42', 'true', 'eu')
@@ -176,7 +181,7 @@ def render(value: object) -> str:
 def matches(header: str, value: object) -> bool:
     """Return whether a header value, which may be in base64, equals an argument. Numbers are compared as numbers.
 
-    Raises ValueError if the header is malformed, or if a header cannot contain the argument.
+    Raises ValueError if the header is malformed, or if the argument is an integer that is too large for a header.
 
     >>> matches("42.0", 42), matches("TRUE", True)
     (True, False)
@@ -217,8 +222,8 @@ class Mirror(msgspec.Struct, frozen=True):
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
     """Return the arguments that an inputSchema annotates with `x-mcp-header`.
 
-    Raises ValueError if an annotation is wrong. The `type` of an annotated property must be one primitive type. Clients
-    ignore tools that have a list of types, an `anyOf` or a `$ref` there.
+    Raises ValueError if an annotation is wrong. The `type` of an annotated property must be string, integer or boolean.
+    A list of types, an `anyOf` or a `$ref` is wrong too, because clients ignore tools with such an annotation.
 
     >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
     b'mcp-param-region'
@@ -248,9 +253,10 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 
 
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
-    """Yield every annotated subschema, with its place and its property path.
+    """Yield every annotated subschema, with its place in the schema (for messages) and its property path.
 
-    The path is None if the subschema is not reached from the root through `properties` only.
+    The path consists of the property names that lead from the root to the subschema. It is None if the subschema is not
+    reached through `properties` only.
     """
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
     while pending:  # a loop instead of recursion, because a peer's schema may be deep

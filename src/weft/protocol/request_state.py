@@ -124,7 +124,10 @@ class Journal:
         return self._encode(self.answers)
 
     def encode_own(self) -> bytes:
-        """Return the journal as bytes, without the content of the client's answers."""
+        """Return the journal as bytes, without the content of the client's answers.
+
+        If a journal is too large, this shows whether the answers or the server's own data are the reason.
+        """
         return self._encode({key: RecordedAnswer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
     def _encode(self, answers: dict[str, RecordedAnswer]) -> bytes:
@@ -168,8 +171,9 @@ class Journal:
 class Keys:
     """Gives keys to the questions of one run of a handler. In the next run the same questions get the same keys.
 
-    If the handler gave a key, this key is used. Otherwise the key is made from the content of the question, not from
-    its position, because questions asked at the same time can come in any order. A repeated key gets a number.
+    If the handler gave a key, this key is used. Otherwise the key is made from the first ten characters of the
+    question's digest. It does not depend on the order of the questions, because questions asked at the same time can
+    come in any order. A repeated key gets a number.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")
@@ -353,7 +357,10 @@ def _canonical(arguments: bytes) -> bytes:
 
 
 def _derive(secret: bytes) -> tuple[bytes, AESGCM]:
-    """Return the key id and the cipher for a secret. A one-way function derives both, so the id does not reveal it."""
+    """Return the key id and the cipher for a secret.
+
+    A one-way function derives both, so the key id does not reveal the secret.
+    """
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -367,7 +374,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """Return the bytes of a token; raise StateRefused if `_encode` would write these bytes in another way."""
+    """Return the bytes of a token; raise StateRefused unless the token is exactly what `_encode` returns for them."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):

@@ -176,7 +176,9 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
 
 
 def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a schema, or the target of its `$ref` under `$defs` of `root`. Only for schemas of Weft.
+    """Return `schema` itself, or the target of its `$ref` if it has one. Only for schemas that Weft made.
+
+    The target is looked up in the `$defs` of `root`.
 
     >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
     {'enum': ['red']}
@@ -188,7 +190,9 @@ def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the members of a union, or the part itself if it is not a union. Only for schemas that Weft made.
+    """Yield the members of the union `schema`, or `schema` itself if it is not a union. Only for schemas of Weft.
+
+    References are replaced by their targets in the `$defs` of `root`. Unions inside the union are resolved too.
 
     >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
     [{'type': 'null'}, {'type': 'string'}]
@@ -304,11 +308,12 @@ def _shown(value: Any) -> str:
 
 
 class _Cost:
-    """Computes an upper bound of the engine's work for one value in an instance.
+    """Computes an upper bound of the engine's work for one value inside the JSON value that is checked.
 
-    The bound depends on the schema and on the depth of the instance. The work of all parts of the schema that check the
-    same value is added up, and so is the work of parts that check every member of an array or object. Of the parts that
-    each check one certain member, such as the properties, only the most expensive one counts.
+    The bound depends on the schema, and on how deep the checked value is nested. If several parts of the schema check
+    the same value, their work is added up. The same is true for parts that check every member of an array or object,
+    such as `items`. Some parts check only one certain member, as in `properties`. Of these, only the member with the
+    most work counts.
     """
 
     __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
@@ -361,9 +366,9 @@ class _Cost:
         return cost
 
     def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
-        """Return the work of `parts` for one member of an array or object: the most expensive one.
+        """Return the work of `parts` for that member of an array or object which takes the most work.
 
-        `keywords` are the schema keywords whose subschemas check members.
+        `keywords` are the schema keywords whose subschemas check members. The member has `depth` nested levels.
         """
         everywhere, by_place = 0, Counter[str | int]()
         for part in parts:
@@ -410,7 +415,10 @@ class _Cost:
         return found
 
     def _resolve(self, reference: str) -> list[Any]:
-        """Return all parts of the schema that a reference may mean, because its base URI is not known."""
+        """Return all parts of the schema that a reference may mean.
+
+        There can be several, because the base URI of the reference is not known.
+        """
         fragment = unquote(reference.partition("#")[2])
         if not fragment:
             return self._resources

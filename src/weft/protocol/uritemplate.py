@@ -78,7 +78,10 @@ class _Expression(msgspec.Struct, frozen=True):
 
 
 class _Taker(msgspec.Struct, frozen=True):
-    """One expression, prepared for matching: it matches `first` of its operator, then one or more of `chars`."""
+    """One expression, prepared for matching.
+
+    It matches the first character of its operator, such as `/`, if there is one, and then one or more of `chars`.
+    """
 
     operator: str
     variables: tuple[_Variable, ...]
@@ -89,8 +92,9 @@ class _Taker(msgspec.Struct, frozen=True):
 class UriTemplate:
     """A URI template.
 
-    Raises ValueError if `text` is not a template, or if two expressions stand side by side, so that a match cannot tell
-    where the first one ends. Give `matching=False` to allow such expressions in a template that is only expanded.
+    Raises ValueError if `text` is not a template. Raises it also if `{var}` or `{+var}` directly follows another
+    expression, because a match cannot tell where that expression ends. Give `matching=False` to allow this in a
+    template that is only expanded.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -176,7 +180,7 @@ class UriTemplate:
         - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
           invisible (except joiners, which are part of words)
         - for `{+var}`: an absolute path or a URL at its beginning, unless the template begins with an expression
-        - for other variables outside of query and fragment: a `/`, or only a `.`
+        - for other variables outside of query and fragment: a `/`, or nothing but a `.`
 
         If the template has no variable `name`, the result is True.
 
@@ -336,7 +340,7 @@ def _scalar(name: str, value: object) -> str:
 def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
     """Return the literal at the beginning of a template, and the parts after it, prepared for matching.
 
-    Raises ValueError if two expressions stand side by side.
+    Raises ValueError if `{var}` or `{+var}` directly follows another expression.
     """
     takers: list[str | _Taker] = []
     for index, part in enumerate(parts):
@@ -369,10 +373,11 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 
 
 def _outline(takers: list[str | _Taker]) -> str:
-    """Return a regular expression without backtracking that matches every URI of a template, after its first literal.
+    """Return a regular expression, without backtracking, that quickly rejects most URIs that do not match a template.
 
-    It may match other URIs too. It is exact up to the first expression that is optional, or that may be followed by one
-    of its own characters. After that it only checks that the literals occur in this order.
+    It is used after the first literal of the template. It matches every URI of the template, but may match others too.
+    It is exact until an expression is optional, or until the next part may begin with a character that the expression
+    also matches. From there on, it only checks that the literals of the template occur in their order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -435,7 +440,10 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """Return where a literal can begin and end in a URI, so that the parts to its right still match."""
+    """Return where a literal can begin and end in a URI, so that the parts to its right still match.
+
+    `can_end` has a 1 at each position of the URI where the parts to its right can begin.
+    """
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
@@ -447,7 +455,10 @@ def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
-    """Return where an expression can begin in a URI, and for each beginning the last position where it can end."""
+    """Return where an expression can begin in a URI, and for each beginning the last position where it can end.
+
+    `can_end` has a 1 at each position of the URI where the parts to the right of the expression can begin.
+    """
     first = _OPERATORS[taker.operator].first
     if taker.operator in _OPTIONAL:
         ends = [place if can else -1 for place, can in enumerate(can_end)]
@@ -540,17 +551,26 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _without_invisible(text: str) -> str:
-    """Return a text without invisible characters, because some programs ignore these, and would read `..`."""
+    """Return a text without invisible characters.
+
+    Some programs ignore such characters, so two dots with an invisible character between them could become `..`.
+    """
     return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def _steers(char: str) -> bool:
-    """Return whether a character ends a line, changes the text direction, or is another control character."""
+    """Return whether a character ends a line, changes the text direction, or is another control character.
+
+    The result is False for joiners: they are invisible, but part of words.
+    """
     return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
-    """Percent-decode a value until nothing is encoded, and replace look-alikes. After too many rounds, return `..`."""
+    """Percent-decode a value until nothing is encoded, and replace look-alikes.
+
+    If the value is encoded too many times, return `..`, so that the value counts as unsafe.
+    """
     for _ in range(_MOST_DECODED):
         if not _TRIPLET.search(value):
             return value if value.isascii() else unicodedata.normalize("NFKC", value)

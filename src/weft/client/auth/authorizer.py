@@ -107,7 +107,10 @@ class Authorizer:
         return f"{type(self).__name__}({', '.join(map(shown_url, self._servers))})"
 
     def go_as(self, url: str, *, proxy: str | None, tls: ssl.SSLContext | None, trust_env: bool) -> None:
-        """Use a client's connection settings for logins to its server at `url`, unless a fetcher was given."""
+        """Use a client's connection settings for logins to its server at `url`.
+
+        They are not used if the program gave its own fetcher.
+        """
         self._fetchers[origin_of(url)] = Fetcher(proxy=proxy, tls=tls, trust_env=trust_env)
 
     # --- what a transport calls
@@ -125,10 +128,13 @@ class Authorizer:
         return AuthHeaders(state, url, method)
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Log in after a 401 or 403; return True if the caller should send the request again with the new token.
+        """Log in after a 401 or 403, if needed; return True if the caller should send the request again.
 
-        `given` are the headers that `headers` returned for this request. `request` are the other headers of the
-        request: they name the method and the tool, for which step-ups are counted.
+        In that case, the caller calls `headers` again, for the new token. No login is needed if another request has
+        just logged in, or if the server demands only a new DPoP nonce.
+
+        `given` are the headers that `headers` returned for this request. `request` are its other headers. They name
+        the method and the tool: step-ups are counted for each operation.
         """
         if not isinstance(given, AuthHeaders) or given.method == _CLOSING:
             return False
@@ -172,11 +178,11 @@ class Authorizer:
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _has_logged_in(self, state: _ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
-        """Return whether another request has obtained a token with the `lacking` scopes; if a login is running, wait.
+        """Return whether another request has obtained a token with the `lacking` scopes.
 
-        `lacking` is compared with the requested scopes of that token, not with the granted scopes, because the
-        authorization server may use other names for what it grants. If a login failed after the request was sent, its
-        error is raised here too. If only a renewal failed, this returns False, and the caller logs in.
+        If a login is running, wait for its end first. A scope counts if it was requested for the new token, even if it
+        was not granted: the authorization server may use other names for what it grants. If a login failed after this
+        request was sent, its error is raised here too. If only a renewal failed, the result is False.
         """
         while True:
             current = state.token
@@ -254,9 +260,10 @@ class Authorizer:
         return token
 
     def _count_step_up(self, state: _ServerState, challenge: Challenge, request: Mapping[str, str]) -> None:
-        """Count a step-up (a login for more scopes) for an operation: a method, a name and the demanded scopes.
+        """Count a step-up: a login for more scopes.
 
-        Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups.
+        Step-ups are counted for each operation: a method, the name of a tool or the like, and the demanded scopes.
+        Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups for the operation.
         """
         demanded = challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}

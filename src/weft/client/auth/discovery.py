@@ -139,6 +139,7 @@ def discover(
     """Find the first usable authorization server of an MCP server. Raises AuthorizationFailed if there is none.
 
     `only` is the issuer that the client `client_id` is registered with. If it is given, no other issuer is accepted.
+    Every step is added to `tried`, for error messages.
     """
     published = yield from _discover_resource(server_url, challenge, tried)
     root = origin_of(server_url)
@@ -229,8 +230,8 @@ def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) 
 def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> Steps[Issuer | None]:
     """Return the metadata of an authorization server, or None if it publishes none.
 
-    Raises AuthorizationFailed if the document names an issuer other than `issuer` and `also`. `also` is a second
-    spelling, for an issuer that was guessed from a server's URL: its name may or may not end with a slash.
+    Raises AuthorizationFailed if the document is that of another issuer: its name is neither `issuer` nor `also`. If
+    `issuer` was only guessed from a server's URL, `also` is its second spelling, with a slash at the end.
     """
     try:
         places = list(issuer_urls(issuer))
@@ -266,9 +267,10 @@ def legacy_issuer(server_url: str) -> Issuer:
 
 
 def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
-    """Fetch and decode a document. Return the document or None, and whether the document may exist although it is None.
+    """Fetch and decode a document. Return the document, or None if there is none, and whether the fetch failed.
 
-    The second value is True after a failed connection, a server error or invalid JSON.
+    The second value is False if the server says that there is no document. It is True after a failed connection, a
+    server error or an unreadable document, because the document may exist then.
     """
     found, fault, is_broken = None, "found", False
     try:
@@ -319,7 +321,7 @@ def resource_fits(resource: str, server_url: str) -> bool:
 
 
 def application_type(redirect_uri: str) -> str:
-    """Return the kind of application that a redirect URI belongs to: "web" or "native"."""
+    """Return "web" if a redirect URI is https on another machine; otherwise "native"."""
     parts = urlsplit(redirect_uri)
     return "web" if parts.scheme == "https" and not is_loopback(parts.hostname or "") else "native"
 
@@ -450,9 +452,10 @@ def identity_key(issuer: str) -> str:
 
 
 async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
-    """Bind a client id to the first issuer that a server names. Raises AuthorizationFailed if it later names another.
+    """Bind a client id to `issuer`, the issuer that the server of `context` names.
 
-    Without this check, an attacker who controls the server could name an issuer that steals the client's secret.
+    Raises AuthorizationFailed if the server named another issuer earlier. Without this check, an attacker who controls
+    the server could name an issuer that steals the client's secret.
     """
     key = f"bound {client_id} {context.server_url}"
     first = await context.load(key)

@@ -132,7 +132,8 @@ def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[
 def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discovery) -> DpopKey | None:  # noqa: FBT001 - has three states
     """Return a new key to bind the token to, or None if the token should not be bound.
 
-    If `setting` is None, the token is bound if the server demands it and the issuer may support it.
+    `setting` says whether the token is bound. If it is None, the token is bound if the server demands a bound token
+    and the issuer may support it.
     """
     demanded = discovery.published is not None and bool(discovery.published.dpop_bound_access_tokens_required)
     if setting is None:
@@ -163,7 +164,7 @@ def server_key(server_url: str) -> str:
 
 
 async def _keep_token(token: Token, context: LoginContext) -> None:
-    """Store a token, and store for the server of `context` that it uses this token."""
+    """Store a token, and remember that it belongs to the server of `context`."""
     await context.keep_record(token_key(token.issuer, token.resource), token)
     await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
 
@@ -217,7 +218,7 @@ class _MachineFlow:
         return await self._obtain(request, discovery, context)
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether the server has sent a challenge. Without a challenge its metadata may not be found."""
+        """Return whether the server has sent a challenge, which may be needed to find its metadata."""
         return bool(request.challenge.scheme)
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
@@ -411,8 +412,11 @@ class CodeFlow:
         """Return a newer token that another program has stored, or refresh the token; None if neither is possible.
 
         Programs that share a storage do this one after another: a refresh token may be valid only once, and an issuer
-        that receives it twice may revoke all tokens of the login. `is_refused` says that the server refused `token`.
-        Raises AuthorizationFailed if it refused a token that was just issued, and demands no further scopes.
+        that receives it twice may revoke all tokens of the login.
+
+        `is_refused` says that the MCP server refused `token`. If `token` was only just issued, it is not refreshed: a
+        refresh would not help. The result is then None if the server demands further scopes, which need a login.
+        Otherwise AuthorizationFailed is raised.
         """
         async with context.claimed(token_key(token.issuer, token.resource)):
             newer = await _newer_token(token, context)
@@ -431,7 +435,8 @@ class CodeFlow:
     ) -> Token | None:
         """Refresh `token` and return the new token; None if there is no usable refresh token.
 
-        Raises TokenRefusal if the issuer has a temporary problem; the refresh token may then still be valid.
+        If the issuer refuses the refresh token for good, return a newer token of another program, or None. Raises
+        TokenRefusal if the issuer has only a temporary problem, because the refresh token may still be valid then.
         """
         if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # the new token would not be bound
             return None

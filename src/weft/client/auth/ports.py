@@ -354,10 +354,11 @@ class Fetcher:
 async def _barred_for(server_url: str) -> Barred | None:
     """Return which addresses the metadata of a server may not point to; None if all addresses are allowed.
 
-    - The URL contains a private address or name: all addresses are allowed.
-    - The name resolves to a public address, or cannot be resolved: private addresses are forbidden.
-    - The name resolves to private addresses only: loopback addresses are forbidden. The name may have resolved to
-      another address a moment ago (DNS rebinding), and local services often trust every local caller.
+    - If the host in the URL is a private address or localhost, all addresses are allowed.
+    - If the host is a name that resolves to a public address, or that cannot be resolved, private addresses are
+      forbidden.
+    - If the name resolves to private addresses only, loopback addresses are forbidden. An attacker can let the name of
+      a public server resolve to them (DNS rebinding), and local services often trust every local caller.
     """
     host = urlsplit(server_url).hostname or ""
     if is_barred_host(host, is_private):
@@ -384,7 +385,10 @@ class RedirectListener(Protocol):
     uri: str  # the redirect URI
 
     async def visit(self, url: str, state: str) -> str:
-        """Open a URL in the person's browser; return the URL that the browser is redirected to."""
+        """Open a URL in the person's browser; return the URL that the browser is redirected to.
+
+        `state` is the query parameter `state` of this login. A redirect with another state belongs to another login.
+        """
         ...
 
 
@@ -392,14 +396,18 @@ class Redirect(Protocol):
     """The interface that opens the authorization server's page and waits for the browser's redirect."""
 
     def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`."""
+        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`.
+
+        `known` are the redirect URIs that the client has registered before. It is empty if there are none.
+        """
         ...
 
 
 class FunctionRedirect:
-    """A redirect by a function. The function receives the URL to open, and returns the URL of the redirect.
+    """Opens the login page with a function of the program.
 
-    For tests, for programs with a built-in browser, and for web applications.
+    The function receives the URL to open, and returns the URL that the browser is redirected to after the login. Use
+    this in tests, in programs with a built-in browser, and in web applications.
 
     >>> redirect = FunctionRedirect(lambda url: url, "http://localhost:3000/callback")
     """
@@ -431,8 +439,8 @@ class LoopbackRedirect:
     """A redirect to a local port. It opens the browser, and listens on 127.0.0.1 for the end of the login.
 
     `port` 0 takes any free port, which authorization servers should allow (RFC 8252). If yours does not, give the port
-    that is registered there. `open_browser` is called with the URL; if it returns False, `tell` is called with the URL,
-    and by default prints it.
+    that is registered there. `open_browser` is called with the URL of the login page. If it returns False, `tell` is
+    called with this URL. By default, `tell` prints the URL. The person has `seconds` to log in.
     """
 
     def __init__(

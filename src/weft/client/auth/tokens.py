@@ -116,6 +116,8 @@ class Token:
     def is_due(self, now: float) -> bool:
         """Return whether the token has to be renewed, because it has expired or will expire soon.
 
+        Soon means within 30 seconds, or within the last 30 % of its lifetime if that is shorter.
+
         >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
         >>> token.is_due(1001), token.is_due(1001.5)
         (False, True)
@@ -194,7 +196,10 @@ class Nonces:
         return self._last.get(place)
 
     def put(self, place: str, nonce: str | None) -> bool:
-        """Store the nonce of the server `place`; return True if it differs from the last one, and can be used."""
+        """Store the nonce that the server `place` has sent; return whether it was stored.
+
+        It is not stored if it is None, too long, or the same as the last nonce of this server.
+        """
         if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
             return False
         if len(self._last) >= _MOST_NONCES:
