@@ -64,10 +64,13 @@ _MOST_BYTES = 512  # total size of the headers in one of these combinations
 
 
 class HttpApp:
-    """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount. It needs no lifespan of its parent.
+    """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount in another app.
 
-    With `app.mount("/mcp", server.asgi())` or `Route("/mcp", server.asgi())`, the endpoint is at `/mcp`, whatever
-    `path` is. With `app.mount("/", ...)`, it is at `path`. Below another mount, it is also at `path` under the prefix.
+    If no ASGI server sends it lifespan events, as in most parent apps, the first request enters the server's lifespan.
+
+    With `Route("/tools", server.asgi())`, the endpoint is at `/tools`, whatever `path` is. With `app.mount("/tools",
+    server.asgi())`, it is at `/tools`, and also at `path` below `/tools`. With `app.mount("/", server.asgi())`, it is
+    at `path`.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class HttpApp:
         await reply.refuse(refusal)
 
     async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
-        """Check a request and its sender. Return True if it is already answered: a preflight, or one for metadata."""
+        """Check a request and its sender. If it is a preflight or asks for the metadata, answer it and return True."""
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
@@ -225,7 +228,11 @@ class HttpApp:
         return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500. A UsageError can only come from `read_caller`."""
+        """Log an unexpected error, and answer with 500.
+
+        A UsageError can only come from `read_caller`, so the log then says that the app that verifies the callers
+        failed.
+        """
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
@@ -284,7 +291,10 @@ class HttpApp:
         return accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """Return the forms of answer that are cached for requests with the same headers; None if none are cached."""
+        """Return the forms of answer that are cached for requests with the same headers; None if none are cached.
+
+        Also return None if the request is not a POST to `path`, or if the app is mounted: then all checks are made.
+        """
         accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
@@ -374,7 +384,10 @@ class HttpApp:
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """Read the body within the limits of size and time. If it is not complete yet, or large, return a coroutine."""
+        """Return the body if it is small and complete. Otherwise return a coroutine that reads it.
+
+        Raises `Refusal` if the declared length is above the limit. The coroutine limits the size and the time.
+        """
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
