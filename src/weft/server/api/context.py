@@ -421,7 +421,8 @@ class Context:
     def input_response(self, key: str, type: type[T]) -> T:
         """Return the answer for `key` as `type`. Raise `InvalidParams` if there is no answer.
 
-        If the answer is not a valid `type`, raise `InvalidParams`; in a session, raise `QuestionFailed`.
+        If the answer is not a valid `type`, raise `InvalidParams` in the stateless era, and `QuestionFailed` in a
+        session.
         """
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")

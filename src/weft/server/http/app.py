@@ -66,7 +66,7 @@ _MOST_BYTES = 512  # total size of the headers in one of these combinations
 class HttpApp:
     """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount in another app.
 
-    If no ASGI server sends it lifespan events, as in most parent apps, the first request enters the server's lifespan.
+    Many parent apps do not pass lifespan events on. In such an app, the first request enters the server's lifespan.
 
     With `Route("/tools", server.asgi())`, the endpoint is at `/tools`, whatever `path` is. With `app.mount("/tools",
     server.asgi())`, it is at `/tools`, and also at `path` below `/tools`. With `app.mount("/", server.asgi())`, it is
@@ -223,7 +223,7 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
-        """Return whether the headers allow the session era, which has arrays of messages."""
+        """Return whether a request with these headers is of the session era: only that era has arrays of messages."""
         era, _ = choose(self.runtime.eras, Frame(), headers)
         return era.remembers
 

@@ -84,8 +84,9 @@ class SessionStreams:
     ) -> None:
         """Send the standalone stream, which belongs to no request. A session has only one.
 
-        If the client resumes the stream, `after` is the number of the last event that it got. The response that sent
-        the stream before then ends. Raises `Refusal` if the client does not resume the stream, but it is already open.
+        If the client resumes the stream, `after` is the number of the last event that it got. Then the earlier
+        response, which sent the stream so far, ends. Raises `Refusal` if the stream is open and the client does not
+        resume it.
 
         The stream ends when the token of `token_info` expires.
         """

@@ -395,7 +395,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """Count the bytes of each chunk from zero, because the app limits the total size of the body."""
+        """Count the received bytes from zero again for each chunk. The app itself limits the size of the whole body."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
