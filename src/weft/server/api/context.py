@@ -193,7 +193,7 @@ class Context:
 
     @property
     def _is_silent(self) -> bool:
-        """Whether notifications are dropped: the call is cancelled, or is a listen stream, for changes only."""
+        """Whether notifications are dropped: the call is cancelled, or is a listen stream, which has only changes."""
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:

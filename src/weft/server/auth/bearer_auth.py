@@ -182,7 +182,8 @@ class _Challenge:
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
         """Return a refusal with a challenge: where to get a token, and with which scopes.
 
-        `more` is added to the text of the response only, because the challenge has this information in a parameter.
+        `more`, such as the names of the needed scopes, is added only to the text in the body. The challenge has a
+        parameter for it.
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",

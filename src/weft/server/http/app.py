@@ -1,5 +1,7 @@
 """Serve one MCP endpoint as an ASGI app: check a request, read its body, give the message to the exchange of its era.
 
+An exchange serves the messages of one era: `SessionExchange`, `StatelessExchange`.
+
 The checks read the raw ASGI scope, in a fixed order: path, host and origin of the request, its token, the verb, the
 body. The answer to a refused request is an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the
 one place that turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets
@@ -364,7 +366,7 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Return whether the request is for the endpoint: at its path, at the root of a mount, or by a route."""
+        """Return whether a request is for the endpoint: at `path`, at the root of a mount, or by a `Route`."""
         # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
         # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope

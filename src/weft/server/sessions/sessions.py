@@ -220,7 +220,10 @@ class Sessions:
             session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
 
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Handle a notification of the client, or pass it to the other workers if it is about a request there."""
+        """Handle a notification of the client.
+
+        If it is about a request that another worker serves or has sent, pass it to the other workers.
+        """
         if not take_notification(self._runtime, session.connection, session.asked, frame):
             notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
             await self._bus.publish(_NOTICES, notice)
