@@ -51,9 +51,10 @@ _TOO_FAST = (
 
 
 def _question(ask: Ask) -> Ask:
-    """Make a method record the coroutine that it returns, so that a missing `await` is found when the handler returns.
+    """Decorate a method that asks, so that a missing `await` is found when the handler returns.
 
-    Without `await` no question is sent, and the coroutine counts as True in `if ctx.elicit(...)`.
+    The coroutine that the method returns is recorded. If it is not awaited, no question is sent, but `if
+    ctx.elicit(...)` takes the coroutine for True.
     """
 
     @wraps(ask)
@@ -132,7 +133,10 @@ class Context:
 
     @property
     def token_info(self) -> TokenInfo | None:
-        """The verified caller, from its token or from an app around the server; None if no caller was verified."""
+        """The verified caller; None if no caller was verified.
+
+        The caller was verified by its token, or by an ASGI app around the server, such as middleware or a parent app.
+        """
         return self._call.token_info
 
     @property
@@ -327,12 +331,15 @@ class Context:
         too. Use `once` for code that must not run twice.
 
         The answer is in `answer.value` after `if answer.action == "accept"`, or in `case AcceptedElicitation(value)`.
+
+        If a handler asks the same question several times, and the order can differ between runs, give each a different
+        `key`.
         """
         return await asks.elicit(self._call, message, schema, key)
 
     @_question
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
-        """Ask the user to visit a web page.
+        """Ask the user to visit a web page. For `key`, see `elicit`.
 
         The action `accept` means that the user agreed to visit the page, not that the user has finished there.
         """
@@ -356,19 +363,22 @@ class Context:
         key: str | None = None,
         **options: Any,
     ) -> CreateMessageResult:
-        """Ask the client's model, and return its message. `options` are the other fields of `CreateMessageParams`."""
+        """Ask the client's model, and return its message.
+
+        `options` are the other fields of `CreateMessageParams`. For `key`, see `elicit`.
+        """
         request = ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
         return await asks.sample(self._call, request, key)
 
     @_question
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
-        """Ask the client's model, with params and answer in the JSON form of the protocol."""
+        """Ask the client's model, with params and answer in the JSON form of the protocol. For `key`, see `elicit`."""
         answer = await asks.sample(self._call, ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
     @_question
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
-        """Ask the client for its roots."""
+        """Ask the client for its roots. For `key`, see `elicit`."""
         return await asks.list_roots(self._call, key)
 
     @overload
@@ -411,7 +421,8 @@ class Context:
     def input_response(self, key: str, type: type[T]) -> T:
         """Return the answer for `key` as `type`. Raise `InvalidParams` if there is no answer.
 
-        If the answer is not a valid `type`, raise `InvalidParams`; in a session, raise `QuestionFailed`.
+        If the answer is not a valid `type`, raise `InvalidParams` in the stateless era, and `QuestionFailed` in a
+        session.
         """
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
@@ -480,7 +491,7 @@ def _log_data(data: Any) -> msgspec.Raw:
 
 
 class _Here(threading.local):
-    """Has a separate value for each thread: its event loop."""
+    """Caches the event loop of each thread: every thread sees its own value of `loop`."""
 
     loop: asyncio.AbstractEventLoop | None = None  # the loop that was running at the last look-up
 

@@ -198,6 +198,11 @@ class Server(Servable):
 
         The input schema comes from the signature, the output schema from the return annotation, the description from
         the docstring. Sync functions run in a thread.
+
+        `needs` names the capabilities that a client must declare to call the tool. With `hide`, clients without these
+        capabilities do not see the tool in the list. `scopes` are the scopes that a token must have to call and to list
+        the tool. With `single_use`, a `requestState` of the tool is accepted only once. With `replace`, the tool
+        replaces a tool of the same name.
         """
         return decorate(fn, lambda function: self.add_tool(function, **options), "tool")
 
@@ -233,6 +238,10 @@ class Server(Servable):
 
         Examples: `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a
         template (RFC 6570) are parameters of the function.
+
+        `needs` names the capabilities that a client must declare to read the resource. With `hide`, clients without
+        these capabilities do not see the resource in the list. `scopes` are the scopes that a token must have to read
+        and to list it. With `replace`, it replaces a resource or template of the same URI.
         """
         options = {
             "name": name,
@@ -283,7 +292,10 @@ class Server(Servable):
         replace: bool = False,
     ) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
-        """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`."""
+        """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`.
+
+        The options `needs`, `hide`, `scopes` and `replace` mean the same as for `tool`.
+        """
         return decorate(fn, lambda function: self.add_prompt(function, **options), "prompt")
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
@@ -346,7 +358,11 @@ class Server(Servable):
     # removing features notifies clients automatically.
 
     def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
-        """Notify the clients that subscribed to a resource, or to `part_of` which contains it, that it has changed."""
+        """Notify the clients that subscribed to the resource `uri` that it has changed.
+
+        If the resource belongs to a larger one, `part_of` is the URI of the larger one: its subscribers are notified
+        too.
+        """
         self.engine.changes.publish(Change("resource", uri, part_of))
 
     def notify_tools_changed(self) -> None:

@@ -77,7 +77,10 @@ class BearerAuth:
         return known[0] if known is not None and known[1] > time.time() else None
 
     async def accept(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
-        """Verify the token of a request and put its caller into the scope, or raise a `Refusal` with a challenge."""
+        """Verify the token of a request and put its caller into the scope, or raise a `Refusal` with a challenge.
+
+        The challenge names `metadata_url`, or the usual URL of the metadata if `metadata_url` is None.
+        """
         auth = self._auth
         asking = _Challenge(auth, metadata_url or auth.metadata_url, self._services.name)
         if _has_token(scope.get("query_string", b"")):
@@ -134,7 +137,11 @@ class BearerAuth:
         return info
 
     def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Challenge) -> None:
-        """Cache the caller of a token, unless the token needs checks that `recall` does not make."""
+        """Cache the caller of a token until the time `until`.
+
+        Do not cache a bearer token that needs a proof or lacks a scope, because `recall` would accept it without these
+        checks.
+        """
         auth = self._auth
         needs_more = "cnf" in info.claims or auth.dpop.required or not info.scopes.issuperset(auth.scopes)
         if until <= time.time() or (needs_more and not asking.is_dpop):
@@ -175,7 +182,8 @@ class _Challenge:
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
         """Return a refusal with a challenge: where to get a token, and with which scopes.
 
-        `more` is added to the text of the response only, because the challenge has this information in a parameter.
+        `more`, such as the names of the needed scopes, is added only to the text in the body. The challenge has a
+        parameter for it.
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",

@@ -116,8 +116,9 @@ class Proofs:
     ) -> Proof:
         """Return the proof of a request; raise `ProofRefused` if it is not valid. Does not mark the proof as used.
 
-        If `token` is given, the proof must be for that token. If `bound` is given, it is the thumbprint of the key that
-        the proof must be signed with.
+        `proofs` are the values of the DPoP header; there must be exactly one. The proof must be for `method` and for
+        one of `urls`. If `token` is given, the proof must be for that token. If `bound` is given, it is the thumbprint
+        of the key that the proof must be signed with.
         """
         if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:
             raise ProofRefused("A token that is bound to a key needs exactly one proof, in the DPoP header.")
@@ -139,7 +140,8 @@ class Proofs:
     def _read(self, proof: str, *, needs_token: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return the key that a proof contains, and its claims.
 
-        Raises `ProofRefused` if the proof is malformed, or is not signed with that key.
+        Raises `ProofRefused` if the proof is malformed, or is not signed with that key. With `needs_token`, the proof
+        must have the claim `ath`, which names the token.
         """
         import jwt
 

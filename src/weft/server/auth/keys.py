@@ -163,7 +163,7 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
     """Return the key set at the URL `jwks_uri`, or of the given `keys`.
 
-    Raises UsageError if neither or both are given. `need` is the beginning of its message.
+    Raises UsageError if neither or both are given. The message of the error begins with `need`.
     """
     if (jwks_uri is None) == (keys is None):
         raise UsageError(f"{need}, or keys=: give exactly one of them.")

@@ -86,9 +86,10 @@ class Protection:
 
 
 def read_auth(auth: object) -> Protection | None:
-    """Return the protection that the option `auth` describes; None if it is None.
+    """Return the protection that the option `auth` describes; None if `auth` is None.
 
-    Raises UsageError if `auth` is no protection and no verifier. The message never contains a token from `auth`.
+    Raises UsageError if `auth` is neither a `Protection` nor a verifier. The message never contains a token from
+    `auth`.
     """
     if auth is None or isinstance(auth, Protection):
         return auth
@@ -160,7 +161,7 @@ class ResourceServer(Protection):
 
     @property
     def audiences(self) -> tuple[str, ...]:
-        """The accepted audiences: the resource. Without a path, it is accepted with and without a slash (RFC 3986)."""
+        """The accepted audiences: the URL of the resource. If it has no path, also with a final slash (RFC 3986)."""
         return (self.origin, self.origin + "/") if not self.path else (self.resource,)
 
     @property

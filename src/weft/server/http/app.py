@@ -1,5 +1,7 @@
 """Serve one MCP endpoint as an ASGI app: check a request, read its body, give the message to the exchange of its era.
 
+An exchange serves the messages of one era: `SessionExchange`, `StatelessExchange`.
+
 The checks read the raw ASGI scope, in a fixed order: path, host and origin of the request, its token, the verb, the
 body. The answer to a refused request is an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the
 one place that turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets
@@ -64,10 +66,13 @@ _MOST_BYTES = 512  # total size of the headers in one of these combinations
 
 
 class HttpApp:
-    """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount. It needs no lifespan of its parent.
+    """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount in another app.
 
-    With `app.mount("/mcp", server.asgi())` or `Route("/mcp", server.asgi())`, the endpoint is at `/mcp`, whatever
-    `path` is. With `app.mount("/", ...)`, it is at `path`. Below another mount, it is also at `path` under the prefix.
+    Many parent apps do not pass lifespan events on. In such an app, the first request enters the server's lifespan.
+
+    With `Route("/tools", server.asgi())`, the endpoint is at `/tools`, whatever `path` is. With `app.mount("/tools",
+    server.asgi())`, it is at `/tools`, and also at `path` below `/tools`. With `app.mount("/", server.asgi())`, it is
+    at `path`.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class HttpApp:
         await reply.refuse(refusal)
 
     async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
-        """Check a request and its sender. Return True if it is already answered: a preflight, or one for metadata."""
+        """Check a request and its sender. If it is a preflight or asks for the metadata, answer it and return True."""
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
@@ -220,12 +225,16 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
-        """Return whether the headers allow the session era, which has arrays of messages."""
+        """Return whether a request with these headers is of the session era: only that era has arrays of messages."""
         era, _ = choose(self.runtime.eras, Frame(), headers)
         return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500. A UsageError can only come from `read_caller`."""
+        """Log an unexpected error, and answer with 500.
+
+        A UsageError can only come from `read_caller`, so the log then says that the app that verifies the callers
+        failed.
+        """
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
@@ -284,7 +293,10 @@ class HttpApp:
         return accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """Return the forms of answer that are cached for requests with the same headers; None if none are cached."""
+        """Return the forms of answer that are cached for requests with the same headers; None if none are cached.
+
+        Also return None if the request is not a POST to `path`, or if the app is mounted: then all checks are made.
+        """
         accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
@@ -354,7 +366,7 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Return whether the request is for the endpoint: at its path, at the root of a mount, or by a route."""
+        """Return whether a request is for the endpoint: at `path`, at the root of a mount, or by a `Route`."""
         # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
         # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
@@ -374,7 +386,10 @@ class HttpApp:
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """Read the body within the limits of size and time. If it is not complete yet, or large, return a coroutine."""
+        """Return the body if it is small and complete. Otherwise return a coroutine that reads it.
+
+        Raises `Refusal` if the declared length is above the limit. The coroutine limits the size and the time.
+        """
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):

@@ -40,7 +40,11 @@ _blocked: set[int] = set()  # signals that Weft has blocked: SIGTERM, unless the
 
 
 def follow_host_signals(runtime: Runtime) -> None:
-    """From now on, close the streams of a server when the host gets a signal. Do nothing if SIGTERM has no handler."""
+    """From now on, close the streams of a server when the host gets a signal.
+
+    Do nothing in other threads than the main thread, because they cannot set signal handlers. Do nothing if the host
+    has no handler for SIGTERM, because the signal then ends the process at once.
+    """
     if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGTERM)):
         return  # only the main thread can set handlers; without the host's handler, a signal ends the process at once
     _runtimes.add(runtime)
@@ -69,7 +73,7 @@ class _InFront:
 
 
 def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Delay the host's second SIGTERM until `task`, which runs a lifespan, begins to exit or has ended."""
+    """Delay the host's second SIGTERM until the lifespan in `task` begins to exit, or `task` has ended."""
     if task not in _waiting | _leaving:
         _waiting.add(task)
         task.add_done_callback(_release)
@@ -92,7 +96,11 @@ def _release(task: asyncio.Task[Any]) -> None:
 
 
 def _hold() -> None:
-    """Delay signals while a lifespan still has to exit. When all lifespans have exited, raise the recorded signals."""
+    """Delay signals as long as a lifespan needs it, and end the delay when no lifespan does.
+
+    While a lifespan exits, signals are recorded. When all have exited, restore the former signal handlers, and raise
+    the recorded signals. Before a lifespan exits, SIGTERM is blocked (`_block`).
+    """
     if _leaving and not _former:
         _former.update({number: signal.signal(number, _note) for number in _NUMBERS})
     _block()

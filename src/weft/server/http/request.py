@@ -138,7 +138,8 @@ class TrustedProxies:
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
         """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`.
 
-        Return `peer` if it is not a trusted proxy, or if the values are unclear.
+        This is the last address that is not a trusted proxy. Return `peer` if `peer` is not a trusted proxy, if there
+        is no such address or it is malformed, or if the two headers name different clients.
         """
         if not self._trusts(_read(peer)):
             return peer

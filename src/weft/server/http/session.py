@@ -145,7 +145,11 @@ class SessionReply(HttpReply):
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """End the response and its stream, also for a response in which the client has resumed the stream."""
+        """End the response, and close its stream, because the call has ended.
+
+        If an event could not be stored, also end the response in which the client has resumed the stream. Otherwise
+        that response might wait forever for the last event.
+        """
         self.release()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
@@ -211,7 +215,7 @@ class Batch:
         self._answers: list[bytes] = []
 
     async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to one of the requests, and then the answers so far, on the stream."""
+        """Send a message of one of the requests on the stream, followed by the answers that were not sent yet."""
         await self.reply.notify(message)
         await self._send_answers()
 
@@ -349,10 +353,10 @@ class SessionExchange:
     async def _start_counted(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve one of several requests in one HTTP request. Each counts as in flight, and has its own era.
+        """Begin to serve one of several requests that came in one HTTP request. Count it as in flight.
 
-        A request of the stateless era among them does not belong to the session. Like a single stateless request, it is
-        refused if the HTTP headers do not repeat its fields.
+        The era is chosen for each request. A request of the stateless era does not belong to the session. Like a
+        stateless request that comes alone, it is refused if the HTTP headers do not repeat its fields.
         """
         era, _ = choose(self._runtime.eras, frame, headers)
         if self._runtime.is_full(own=1):  # the HTTP request itself is counted
@@ -413,7 +417,10 @@ class SessionExchange:
         await answer.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """Create a session for a caller. Raise a `Refusal` if the limit of sessions is reached and all are in use."""
+        """Create a session for a caller. Its id begins with `prefix`.
+
+        Raises `Refusal` if the limit of sessions is reached and all are in use.
+        """
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
         except SessionsFull:
@@ -430,7 +437,10 @@ class SessionExchange:
     async def _wait_for_response(
         self, reply: SessionReply, task: asyncio.Task[None] | None, request_id: RequestId | None
     ) -> None:
-        """Wait until the HTTP response is over. If the task continues after that, it is still counted as in flight."""
+        """Wait until the HTTP response is over. If `task` continues after that, count it as in flight until it ends.
+
+        If the ASGI server cancels the wait, the request `request_id` is answered with an error.
+        """
         try:
             await reply.wait_until_over()
         except asyncio.CancelledError:  # an ASGI server that stops, or that cancels when the client disconnects

@@ -84,8 +84,11 @@ class SessionStreams:
     ) -> None:
         """Send the standalone stream, which belongs to no request. A session has only one.
 
-        A client that resumes it (`after` is given) ends the response that sent it before. Raises `Refusal` if the
-        stream is open and the client does not resume it.
+        If the client resumes the stream, `after` is the number of the last event that it got. Then the earlier
+        response, which sent the stream so far, ends. Raises `Refusal` if the stream is open and the client does not
+        resume it.
+
+        The stream ends when the token of `token_info` expires.
         """
         if session.wake is not None:
             if after is None:
@@ -146,7 +149,7 @@ class SessionStreams:
                 del session.resumed[stream]
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
-        """Return whether no event of a request's stream after number `after` is lost: all are stored, or will be."""
+        """Return whether a request's stream can be resumed after the event number `after`: no later event is lost."""
         held, streams = session.open_streams.get(stream), self._sessions.streams
         if held is not None and held.last_event == event_id(stream, after):
             return True  # it is the last one so far
@@ -156,9 +159,11 @@ class SessionStreams:
     async def _start_of(self, session: Session, after: int | None) -> int:
         """Return the number of the event after which the standalone stream begins.
 
-        If `after` is None, the stream has only events that are stored from now on; their numbers are above 1. If events
-        after `after` are lost because the client was too slow, the stream begins with the oldest event that is still
-        stored, because a refusal would lose all of them.
+        If `after` is None, this is the newest event, because the client gets only events that are stored from now on.
+        If no event is stored, it is 1, because all events have higher numbers.
+
+        If events after `after` were dropped because the client was too slow, this is 0: the client gets all events that
+        are still stored. If the stream were refused, the client would lose these, too.
         """
         streams = self._sessions.streams
         if after is None:

@@ -126,7 +126,7 @@ class SseExchange:
     def _expire(self, session: Session) -> bool:
         """End the session, because its tokens have expired, and return False.
 
-        If requests are unanswered, do not end it, but return True: then this method is called again later.
+        If the session has unanswered requests, only return True. This method is then called again later.
         """
         if self._open[session.id].unanswered:
             return True

@@ -106,7 +106,8 @@ async def _watched(
 async def _absorb(task: asyncio.Task[Any]) -> None:
     """Undo the cancellation of the task that served a call, so that the task can send the answer.
 
-    If the handler ended before the cancellation was raised in it, the cancellation is raised and caught here.
+    The CancelledError comes at the next `await`. If the handler ended before that, the error comes here, and is
+    ignored. Raises CancelledError if something else has cancelled the task as well.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)

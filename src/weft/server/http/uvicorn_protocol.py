@@ -74,11 +74,11 @@ def _names_of(kind: type) -> set[str]:
 
 
 def hang_up_on_flood(send: Send, most: int) -> None:
-    """Close the connection after this response if uvicorn's own protocol class has read too many requests ahead.
+    """Close the connection after this response if uvicorn's own protocol class has read over `most` requests ahead.
 
-    uvicorn's class reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer.
-    The requests that were read ahead are dropped without an answer, and a client may send them again (RFC 9112, 9.3.2).
-    The guarded protocol class does not read too many requests, so it needs no such check.
+    uvicorn's class reads 256 KB at once, which may be fifteen thousand requests. After each answer, it reads as much
+    again. The requests that were read ahead are dropped without an answer, and a client may send them again (RFC 9112,
+    9.3.2). The guarded protocol class limits the requests that it reads ahead, so it needs no such check.
     """
     cycle: Any = getattr(send, "__self__", None)
     protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
@@ -144,7 +144,10 @@ def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Trailers(list[Any]):
-    """Replaces the list of headers when the head is complete. uvicorn would add trailers to a list without limit."""
+    """A list that stays empty. It replaces uvicorn's list of headers when the head is complete.
+
+    Fields that come later are trailers. uvicorn would append them to its list without limit.
+    """
 
     def append(self, object: Any, /) -> None:
         """Drop a trailer."""
@@ -290,7 +293,10 @@ class _HeadGuard(asyncio.Protocol):
             self._limit_rest(len(data), answered=cycle is not None and cycle.more_body)
 
     def _limit_rest(self, size: int, *, answered: bool) -> None:
-        """Limit the size and the time of the rest of a head, or of a body whose request was already refused."""
+        """Limit the size and the time of the rest of a head. `size` is the number of bytes that have just arrived.
+
+        With `answered`, the bytes belong to the body of a request that is already answered. Its rest is limited, too.
+        """
         self._head_bytes += size
         if self._head_bytes > self.limits.header_bytes + (self.limits.body_bytes if answered else 0):
             if not answered:
@@ -389,7 +395,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """Count the bytes of each chunk from zero, because the app limits the total size of the body."""
+        """Count the received bytes from zero again for each chunk. The app itself limits the size of the whole body."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
@@ -422,7 +428,11 @@ class _HttptoolsGuard(_HeadGuard):
             self._upgrade_at = upgrade.args[0]
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Make a new parser. Return the bytes for it: the head of the last request without its upgrade, and `rest`."""
+        """Make a new parser, and return the bytes that it must parse.
+
+        These are the head of the last request without its `Upgrade` field, and `rest`: the bytes after that head, which
+        the old parser has not parsed.
+        """
         from httptools import HttpRequestParser
 
         self._upgrade_at = None

@@ -152,7 +152,7 @@ class Engine(Runtime):
             self.background.start("on_roots_changed", fn, connection)
 
     def calls_for_itself(self, fn: object) -> bool:
-        """Return whether `fn` is middleware, a callback or the lifespan: functions that clients do not call."""
+        """Return whether `fn` is middleware, a callback or the lifespan: called by the server, but not a feature."""
         of_errors = () if self._translations is None else self._translations.functions
         return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
 
@@ -294,7 +294,10 @@ def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
 
 
 def _offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Extension]) -> dict[str, Method]:
-    """Return the methods of an era that this server offers: for its declared capabilities, and of its extensions."""
+    """Return the methods that this server offers in an era.
+
+    These are the methods of the era that need no capability or a declared one, and all methods of the extensions.
+    """
     methods = {
         name: method
         for name, method in METHODS.items()

@@ -200,7 +200,10 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(engine: Engine, url: str) -> str | None:
-    """Return a command that calls a tool without arguments, or else lists the features; None if there are no tools."""
+    """Return a command with which the user can try the server; None if there are no tools to try.
+
+    The command calls a tool that needs no arguments. If there is no such tool, the command lists the features.
+    """
     token = [] if engine.auth is None else ["--token", "TOKEN"]
     # Without auth, calls of tools with scopes are refused.
     tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]

@@ -108,10 +108,10 @@ def folder_of(target: Target) -> Path | None:
 
 
 def movable(target: Target) -> tuple[Target, bool]:
-    """Return a target for the same server that can be loaded from any directory, and True.
+    """Return another target for the same server, and whether it can be loaded from any directory.
 
-    If its module can be loaded only from the working directory, return a target for the module, and False. `target`
-    must have been loaded before.
+    The new target names the file by its full path or, if that is not possible, the module. A module below the working
+    directory can be loaded only from there, so the second value is then False. `target` must have been loaded before.
     """
     suffix = "" if target.name is None else f":{target.name}"
     path = None if target.is_module else _file_of(target.place)

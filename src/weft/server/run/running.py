@@ -94,7 +94,8 @@ class CannotStart(StartError, SystemExit):
 def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until stopped. The options are those of `HttpOptions`.
 
-    Do nothing while `weft run` or a worker loads the file that calls `run`, because they serve it themselves.
+    Do nothing while `weft run` or a worker loads the file that calls `run`, because the program that loads a file also
+    serves it.
     """
     if is_loading():
         return
@@ -174,8 +175,8 @@ def start(
 ) -> None:
     """Serve until stopped. Unlike `run`, raise a `StartError` instead of ending the process.
 
-    `target` is what workers load (default: the variable of the main script that has the server). `listener` is a socket
-    that listens already (default: a new socket).
+    `target` is what workers load. Default: the main script, and its variable that has the server. `listener` is a
+    socket that listens already. Default: a new socket.
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -421,7 +422,11 @@ def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> N
 
 
 def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, even if other tasks raise, and return without waiting for threads that hang."""
+    """Run `main` in a new event loop until it ends, or until Ctrl-C. Raise a `StartError` if it fails.
+
+    A background task that raises SystemExit or KeyboardInterrupt does not stop `main`. If threads hang at the end, end
+    the process instead of waiting for them.
+    """
     loop = _new_loop()
     task = loop.create_task(main)
     try:

@@ -304,7 +304,10 @@ class Records:
         await self._store.put(_stream(id), worker.encode(), ttl=self._stream_seconds)
 
     async def hold_stream(self, id: str, worker: str) -> bool:
-        """Make or keep `worker` the owner of the standalone stream. Return False if another worker owns it."""
+        """Make `worker` the owner of the standalone stream, or extend its ownership.
+
+        Return False if another worker owns the stream.
+        """
         if await self._store.swap(_stream(id), None, worker.encode(), ttl=self._stream_seconds):
             return True
         if await self._store.get(_stream(id)) != worker.encode():
@@ -378,7 +381,8 @@ async def _ping(_: Call) -> EmptyResult:
 async def _set_level(call: Call) -> EmptyResult:
     """Set the lowest level of log messages for the session.
 
-    Raises InvalidRequest if there is no session, and the level is higher than the default.
+    Without a session, the level cannot be stored, and messages are sent from the default level on. Raises
+    InvalidRequest if the client then requests a higher level, because it would get messages that it does not want.
     """
     connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:

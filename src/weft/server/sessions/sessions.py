@@ -68,7 +68,8 @@ class Sessions:
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
         """Return a new session for a handshake. `find` finds the session only after `keep` was called.
 
-        Raises `SessionsFull` if the limit of sessions is reached and all are in use.
+        The id of the session begins with `prefix`. Raises `SessionsFull` if the limit of sessions is reached and all
+        are in use.
         """
         self._find_superfluous(peer)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
@@ -139,7 +140,10 @@ class Sessions:
         return True
 
     async def holds_stream(self, session: Session) -> bool:
-        """Make or keep this worker the owner of the standalone stream. Return False if another worker owns it."""
+        """Make this worker the owner of the standalone stream, or extend its ownership.
+
+        Return False if another worker owns the stream.
+        """
         return await self._records.hold_stream(session.id, self._worker)
 
     async def close_stream(self, session: Session) -> None:
@@ -169,8 +173,8 @@ class Sessions:
     def end_streams(self) -> None:
         """End the standalone and resumed streams, also those that are opened later, because the server stops.
 
-        Requests of the server to clients fail after `drain_seconds`, like calls: their responses would come in new HTTP
-        requests, which a server that stops does not accept.
+        Requests that the server has sent to clients fail after `drain_seconds`, like running calls. Their responses
+        would come in new HTTP requests, which a server that stops does not accept.
         """
         if not self.closing and self._loop is not None and math.isfinite(self.limits.drain_seconds):
             self._loop.call_later(self.limits.drain_seconds, self._end_questions)
@@ -216,7 +220,10 @@ class Sessions:
             session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
 
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Handle a notification of the client, or pass it to the other workers if it is about a request there."""
+        """Handle a notification of the client.
+
+        If it is about a request that another worker serves or has sent, pass it to the other workers.
+        """
         if not take_notification(self._runtime, session.connection, session.asked, frame):
             notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
             await self._bus.publish(_NOTICES, notice)
@@ -239,7 +246,10 @@ class Sessions:
             await self.streams.append(session.id, STANDALONE, encode_change(change))
 
     def _find_superfluous(self, peer: str) -> list[Session]:
-        """Return the sessions that must end to make room for a new one. Raises `SessionsFull` if all are in use."""
+        """Return the sessions that must end to make room for a new one of `peer`, which has a limit of its own.
+
+        Raises `SessionsFull` if all sessions are in use.
+        """
         found: list[Session] = []
         mine = self._per_peer.get(peer)
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:

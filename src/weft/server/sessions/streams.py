@@ -113,7 +113,7 @@ class Streams:
         return event_id(stream, number)
 
     async def room(self, session: str, stream: str) -> None:
-        """Wait while the reader of a stream is so far behind that it would miss events."""
+        """Wait while the reader of a stream is so far behind that it would miss events if more were written."""
         reader = self._readers.get(_key(session, stream))
         if reader is not None:
             await reader.catch_up()
@@ -129,9 +129,11 @@ class Streams:
     ) -> AsyncGenerator[StoredEvent | None]:
         """Yield the events of a stream after number `after` as they come, and None if a keep-alive comment is due.
 
-        The log is read again whenever `wake` is set. Each time, `prepare` is called first. It may write events itself.
-        If it returns False, the stream ends. The stream also ends after its last event, and if events were dropped
-        because the reader was too slow: the client must notice that events are missing.
+        The log is read again whenever `wake` is set. Before each reading, `prepare` is called. It may write events,
+        which are then read as well. If it returns False, the stream ends.
+
+        The stream also ends after its last event, and if events were dropped because the reader was too slow: the
+        client must notice that events are missing.
         """
         key = _key(session, stream)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
@@ -183,7 +185,8 @@ class Streams:
     def _account(self, session: str, key: str, size: int) -> int:
         """Count a new entry of a stream, and return how many entries the stream may keep.
 
-        The bytes of all streams together are limited. A stream that is larger than this limit loses its oldest entries.
+        This is `replay_events`, or fewer if the entries of this stream alone would have more than `replay_bytes`. Then
+        the oldest entries are not counted any more, and the log drops them.
         """
         now = time.monotonic()
         self._expire(now)

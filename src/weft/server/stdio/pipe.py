@@ -112,7 +112,10 @@ class Pipe:
             self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
-        """Prepare a spare task for the first request, so that a handshake is served before the next line is read."""
+        """Create the spare task, so that the first request is started at once, like all later requests.
+
+        The first request is often a handshake. It is then served before the next line is read.
+        """
         await self._starter.warm_up()
 
     @property

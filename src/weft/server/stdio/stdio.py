@@ -135,7 +135,8 @@ class _StdioConnection:
 def check_pipes() -> None:
     """Raise StartError if stdin or stdout is closed.
 
-    Call this before an event loop is created: if 0 and 1 are free, descriptors of the loop would get these numbers.
+    Call this before an event loop is created. Otherwise the system could give the number of the closed descriptor (0 or
+    1) to a descriptor of the loop.
     """
     try:
         os.fstat(0)
