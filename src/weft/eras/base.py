@@ -264,10 +264,12 @@ class ClientEra(Protocol):
 def choose(
     eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
 ) -> tuple[ServerEra, Envelope | None]:
-    """Return the era of a message: the first that speaks it, or else the last, whose error names the served versions.
+    """Return the era of a message: the first that speaks it.
 
-    HTTP passes the headers. Pipes have no headers and pass the offer: if an era recognises the request, the request is
-    opened at once, so that it is read only once, and its envelope is returned as well.
+    If none does, return the last one: it will refuse the message, with an error that names the served versions.
+
+    HTTP passes the headers. Pipes have no headers and pass the offer instead. Then an era that recognises the request
+    opens it at once, and its envelope is returned as well, so that the request is read only once.
     """
     if offer is not None:
         for era in eras:

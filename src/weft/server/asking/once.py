@@ -72,7 +72,10 @@ class Once:
         return kept.write(value)
 
     def check_asking(self) -> None:
-        """Raise UsageError if a `once` function asks: the question would end the round that waits for the function."""
+        """Raise UsageError if the current code runs inside a `once` function, because such a function must not ask.
+
+        A question would end the round, but the round waits for the function.
+        """
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 

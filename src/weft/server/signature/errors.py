@@ -172,8 +172,8 @@ def explain(
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
     """Return the problems without those of union members that the client probably did not mean.
 
-    The client probably meant the member with the fewest problems, among those of the right type. The first `start`
-    steps of each location are ignored.
+    The client probably meant the member with the fewest problems, among those of the right type. If no member is of
+    the right type, the problems of all members are kept. The first `start` steps of each location are ignored.
     """
     likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
