@@ -205,7 +205,10 @@ class ClientEra(Protocol):
         ...
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the first request, whose answer shows if a server speaks this era. The request is not stamped yet."""
+        """Return the method and params of the first request, whose answer shows if a server speaks this era.
+
+        `stamp` is not applied to the params yet.
+        """
         ...
 
     def read_welcome(self, result: bytes) -> ServerHello:
@@ -241,7 +244,7 @@ class ClientEra(Protocol):
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """Return the params of a request, with what the era requires every request to say about the client."""
+        """Return the params of a request, with the facts about the client that this era puts into every request."""
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:

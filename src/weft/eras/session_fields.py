@@ -15,8 +15,8 @@ Both tables are compiled into one plan for each type and revision, when it is fi
 type and in its parts, the type has no plan, and its objects are not searched. Messages are never changed in place,
 because lists are cached and shared. If nothing has to change, the same object is returned.
 
-Requests to the client are fitted in the same way. If a revision does not have a request, the error is the same as
-for a client without the capability, so that a handler has one error to catch.
+Requests to the client are fitted in the same way. If a revision does not have a request, `MissingCapability` is raised,
+as for a client that did not declare the capability. So a handler has one error to catch.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def user_frames(error: BaseException) -> list[str]:
 def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
     """Return the local names of the running function that defines `fn`; empty if `fn` is defined at top level.
 
-    They are needed to evaluate annotations that are written as text, and may name a class local to that function.
+    Annotations that are written as text are evaluated with these names, because they may name a local class.
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
     outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""

@@ -171,7 +171,10 @@ class Asker(ABC):
 
     @abstractmethod
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer to one question, as JSON."""
+        """Return the answer to one question, as JSON.
+
+        The answer is stored under `key`. If `key` is None, a key is made from the content of the question.
+        """
 
     @abstractmethod
     def new_page_id(self) -> str | None:

@@ -1,7 +1,7 @@
 """Run one call: method table, checks, middleware, tracing, extensions, and the one error boundary.
 
 `Dispatcher.run` turns one opened call into one encoded answer. It never raises, except when its task is cancelled.
-Translations (`server.on_error`) run at the boundary, outside of all middleware. Checks of scopes and of the
+The functions of `server.on_error` run at the boundary, outside of all middleware. Checks of scopes and of the
 capabilities that a feature needs run before any code of the user. A client that did not declare an extension is served
 as if the server did not have it.
 """
@@ -341,7 +341,7 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """Serves the calls of one server: a table of handlers by method, each wrapped in the middleware once.
+    """Serves the calls of one server. It has a handler for each method, which is wrapped in the middleware in advance.
 
     The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
     still set the HTTP status. If middleware has changed the params, they are checked again.

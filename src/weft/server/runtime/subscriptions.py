@@ -189,9 +189,9 @@ AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Return a context in which `end` is called when the token expires. If `end` returns True, it is repeated.
+    """Return a context in which `end` is called when the token expires.
 
-    It is then called each second until it does not return True.
+    While `end` returns True, it is called again each second.
 
     The `with` statement gives a function. Call it with every newer token of the client: `end` is called when the last
     of the tokens expires. `end` is not called if the server does not verify tokens, or if a token has no expiry.

@@ -222,7 +222,10 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
 
 
 def _got(value: Any, expected: list[str]) -> str:
-    """Return the type of a value; "another text" or "another number" if the type is right, but not the value."""
+    """Return the type of a value, in words; "another text" or "another number" if only certain values are expected.
+
+    `expected` describes the expected values, such as "an integer" or "'red'".
+    """
     if isinstance(value, str) and any(words.startswith("'") for words in expected):
         return "another text"
     if isinstance(value, (int, float)) and any(words[:1] in _DIGITS for words in expected):

@@ -457,7 +457,7 @@ class _Plain(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Ignore the warning about a default that is not JSON: the schema does not show it, but it is still used."""
+        """Ignore the warning about a default that is not JSON. Such a default works, but is not in the schema."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return self._shown(super().model_schema(schema), schema)
