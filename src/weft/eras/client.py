@@ -112,7 +112,7 @@ class StatelessClient:
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return whether `code` exists in this era only, so that the server speaks it, and the versions in `data`."""
+        """Return two facts: whether `code` shows that the server speaks this era, and the versions in `data`."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:

@@ -351,7 +351,7 @@ class Round(Asker):
                 waiter.set_result(None)
 
     def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
-        """Return and record the answer to a question that the client has sent already with its first call.
+        """Return and record the answer that the client has sent in advance, with its first call.
 
         `name` is the key of the question, `question` its digest. Returns None if there is no such answer, or if this is
         not the first call.
