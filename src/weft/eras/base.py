@@ -205,7 +205,10 @@ class ClientEra(Protocol):
         ...
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the first request, whose answer shows if a server speaks this era. The request is not stamped yet."""
+        """Return the method and params of the first request, whose answer shows if a server speaks this era.
+
+        `stamp` is not applied to the params yet.
+        """
         ...
 
     def read_welcome(self, result: bytes) -> ServerHello:
@@ -241,7 +244,7 @@ class ClientEra(Protocol):
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """Return the params of a request, with what the era requires every request to say about the client."""
+        """Return the params of a request, with the facts about the client that this era puts into every request."""
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
@@ -264,10 +267,12 @@ class ClientEra(Protocol):
 def choose(
     eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
 ) -> tuple[ServerEra, Envelope | None]:
-    """Return the era of a message: the first that speaks it, or else the last, whose error names the served versions.
+    """Return the era of a message: the first that speaks it.
 
-    HTTP passes the headers. Pipes have no headers and pass the offer: if an era recognises the request, the request is
-    opened at once, so that it is read only once, and its envelope is returned as well.
+    If none does, return the last one: it will refuse the message, with an error that names the served versions.
+
+    HTTP passes the headers. Pipes have no headers and pass the offer instead. Then an era that recognises the request
+    opens it at once, and its envelope is returned as well, so that the request is read only once.
     """
     if offer is not None:
         for era in eras:

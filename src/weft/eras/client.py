@@ -2,9 +2,9 @@
 
 In the stateless era every request introduces itself: its `_meta` names the version, the client and its capabilities,
 and over HTTP headers repeat parts of it. The client still sends `server/discover` first: the answer describes the
-server, and a refusal shows which era the server speaks. Three error codes exist in this era only. An error with
-another code that names the supported versions is understood too, because drafts used other codes. Closing the stream of
-a request cancels the request. A broken stream is not resumed: the request is lost, and is sent again under another id.
+server, and a refusal shows which era the server speaks: three error codes exist in this era only. An error with another
+code that names the supported versions is understood too, because drafts used other codes. Closing the stream of a
+request cancels the request. A broken stream is not resumed: the request is lost, and is sent again under another id.
 
 In the session era a handshake comes first: `initialize` with the newest version that this client may speak, the
 server's choice, and `notifications/initialized`. The agreement holds until the connection ends. Over HTTP the server
@@ -112,7 +112,7 @@ class StatelessClient:
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return whether the code shows that the server speaks this era, and the versions that `data` names."""
+        """Return two facts: whether `code` shows that the server speaks this era, and the versions in `data`."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
@@ -123,7 +123,11 @@ class StatelessClient:
         return code is None and status in (400, 404, 405)
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for -32602 (wrong params: a read has only a URI), and for -32002, the code of the session era."""
+        """Return True for -32602 and -32002.
+
+        -32602 means wrong params, and the only param of `resources/read` is the URI. -32002 is the code of the session
+        era.
+        """
         return code in (-32602, -32002)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:

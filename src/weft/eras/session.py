@@ -127,7 +127,7 @@ class SessionServer:
         )
 
     def check_version(self, headers: Headers) -> None:
-        """Raise InvalidRequest if the version header names no revision of this era."""
+        """Raise InvalidRequest if there is a version header, and it names no revision of this era."""
         stated = headers.get(_VERSION_HEADER)
         if stated is not None and stated not in REVISIONS:
             raise InvalidRequest(
@@ -167,7 +167,7 @@ class SessionServer:
         return isinstance(error, MissingCapability)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with a code of this era: codes of the stateless era are replaced."""
+        """Return the error with its HTTP status. A code that only the stateless era has is replaced."""
         code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
@@ -179,7 +179,10 @@ class SessionServer:
         return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read the handshake, or a ping before it. Raises InvalidRequest for a second handshake, or another request."""
+        """Read a handshake, or a ping before the handshake.
+
+        Raises InvalidRequest for a second handshake, and for any other request before the handshake.
+        """
         name = frame.method
         assert isinstance(name, str)
         if name == HANDSHAKE:

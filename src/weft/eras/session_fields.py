@@ -15,8 +15,8 @@ Both tables are compiled into one plan for each type and revision, when it is fi
 type and in its parts, the type has no plan, and its objects are not searched. Messages are never changed in place,
 because lists are cached and shared. If nothing has to change, the same object is returned.
 
-Requests to the client are fitted in the same way. If a revision does not have a request, the error is the same as
-for a client without the capability, so that a handler has one error to catch.
+Requests to the client are fitted in the same way. If a revision does not have a request, `MissingCapability` is raised,
+as for a client that did not declare the capability. So a handler has one error to catch.
 """
 
 from __future__ import annotations
@@ -176,7 +176,11 @@ def _structure_if_object(result: _Structured) -> _Structured:
 
 
 def _object_schemas(tool: Tool) -> Tool:
-    """Return the tool without an output schema that is no object. Boolean schemas of properties become objects."""
+    """Return the tool with schemas that this era can have.
+
+    The output schema is left out if its type is not "object". If the schema of a property is True or False, an
+    equivalent object replaces it.
+    """
     changes: dict[str, Any] = {}
     if tool.output_schema is not None and tool.output_schema.get("type") != "object":
         changes["output_schema"] = None
@@ -244,7 +248,10 @@ class _Fitting:
         return values if all(map(_is, fitted, values)) else fitted
 
     def _make_plan(self, kind: type[Any], within: frozenset[type[Any]]) -> _Plan | None:
-        """Return the plan of a type; None if nothing can change. `within` are the types that contain this type."""
+        """Return the plan of a type; None if nothing can change.
+
+        `within` are the types that contain this type. They are not planned again, so that recursive types end.
+        """
         if not issubclass(kind, msgspec.Struct):
             return None
         since = {name: first for base in reversed(kind.__mro__) for name, first in _SINCE.get(base, {}).items()}
@@ -307,9 +314,11 @@ def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return a form field without what later revisions added: titles of options, and defaults except booleans.
+    """Return a form field in the form that it had before 2025-11-25.
 
-    Raises MissingCapability if the field is a list of options, which came later too."""
+    Options with titles become `enum` and `enumNames`. Only a boolean keeps its default. Raises MissingCapability if the
+    user can choose several options, because older revisions have no such field.
+    """
     if field["type"] == "array":
         raise _cannot_ask(
             f"Several options at once (field {name!r} of a form) cannot be asked for",

@@ -6,10 +6,13 @@ earlier request, not even from one on the same pipe. Over HTTP, headers repeat p
 route a request without reading the body. They must agree with the body, so that the server runs the request that the
 proxy accepted.
 
-The order of the checks is fixed. First, a missing version header is refused with -32020, then a missing `_meta` with
--32602, then a version header that differs from the body with -32020, even if the version in the body is not served, and
-only then a version that is not served with -32022. After that come the method's header, the method itself, and the
-name's header.
+The checks have a fixed order, and the first that fails decides the error:
+
+    1. The version header is missing: -32020.
+    2. `_meta` is missing: -32602.
+    3. The version header differs from the version in the body: -32020.
+    4. The version is not served: -32022.
+    5. Then the method's header, the method itself and the name's header are checked.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ class StatelessServer:
             return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
-        """Read and check one request, in the order of the module's docstring. Raises the error of the first fault."""
+        """Read one request and check it, in the order of the module's docstring. The first check that fails raises."""
         name = frame.method
         assert isinstance(name, str)
         method = offer.methods[self.name].get(name)
@@ -176,8 +179,8 @@ class StatelessServer:
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
         """Raise the error for a request that could not be read: the error of the first check that fails.
 
-        The version is read separately, because a request of another revision may have another form of `_meta`. Then
-        the error must be about the version.
+        Perhaps `_meta` could not be read because the request is of another revision, which has another form of `_meta`.
+        Then the error must say that the version is not served, so the version is read separately here.
         """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
         marks = _read_marks(frame)

@@ -101,7 +101,7 @@ def user_frames(error: BaseException) -> list[str]:
 def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
     """Return the local names of the running function that defines `fn`; empty if `fn` is defined at top level.
 
-    They are needed to evaluate annotations that are written as text, and may name a class local to that function.
+    Annotations that are written as text are evaluated with these names, because they may name a local class.
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
     outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
@@ -271,7 +271,7 @@ def did_you_mean(name: object, known: Sequence[str]) -> str:
 
 
 def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError if one of `options` is not in `known`."""
+    """Raise UsageError if one of `options` is not in `known`. `what` is the object with the options: "A tool"."""
     for name in options:
         if name not in known:
             raise UsageError(
@@ -281,7 +281,7 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 def check_kind(option: str, value: object, kind: type, example: str) -> None:
-    """Raise UsageError if the value of an option is not of the type `kind`."""
+    """Raise UsageError if the value of an option is not of the type `kind`. The message shows `example` as a value."""
     if not isinstance(value, kind):
         raise UsageError(
             f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
@@ -313,7 +313,10 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
-    """Register `fn` and return it. If `fn` is None, return a decorator that registers a function."""
+    """Register `fn` and return it. If `fn` is None, return a decorator that registers a function.
+
+    `kind` is the name of the decorator, such as "tool", for an error message.
+    """
 
     def decorator(function: Any) -> Any:
         if isinstance(function, str):

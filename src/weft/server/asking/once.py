@@ -44,7 +44,10 @@ class Once:
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of the first call for `key`. It is read from JSON, so every run gets an equal value."""
+        """Return the result of the first call for `key`. It is read from JSON, so every run gets an equal value.
+
+        `type` is the type of the result. If it is None, the return annotation of `fn` is used.
+        """
         kept = _StoredResult(key, _result_type(fn) if type is None else type)
         inside = _in_once.get()
         if (self, key) in inside:
@@ -72,7 +75,10 @@ class Once:
         return kept.write(value)
 
     def check_asking(self) -> None:
-        """Raise UsageError if a `once` function asks: the question would end the round that waits for the function."""
+        """Raise UsageError if the current code runs inside a `once` function, because such a function must not ask.
+
+        A question would end the round, but the round waits for the function.
+        """
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 

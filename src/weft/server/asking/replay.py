@@ -95,7 +95,10 @@ class Replay:
     # Recording steps.
 
     def step(self, coroutine: Coroutine[Any, Any, Any], step: Any, value: Any) -> Any:
-        """Run the handler with `step(value)` until it is suspended, and record the coroutines that it awaits."""
+        """Run the handler until it is suspended again, and record the coroutines that it awaits.
+
+        `step` is the `send` or `throw` of `coroutine`, and `value` is its argument. Returns what the handler awaits.
+        """
         self._coroutine = coroutine
         for done in self._running:
             done.is_over = True
@@ -115,7 +118,10 @@ class Replay:
 
     @contextmanager
     def waiting(self, awaitable: Any, place: str) -> Generator[None]:
-        """Record an awaitable while a sync handler runs it with `ctx.wait`, inside this context."""
+        """Return a context in which a sync handler runs `awaitable` with `ctx.wait`; record it as a step.
+
+        `place` is the file and line of the call of `ctx.wait`.
+        """
         what = self._judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
         if what is None:
             yield
@@ -146,7 +152,7 @@ class Replay:
             self._steps[frame] = _Step(what, _place(back), frame, back)
 
     def _judge(self, code: Any) -> str | None:
-        """Return a description of what a coroutine does; None if it has no side effects."""
+        """Return a description of what a coroutine does; None if it has no side effects. `code` is its code object."""
         name: str = code.co_name
         if code.co_filename.startswith(_SERVER):
             is_log = code.co_qualname.startswith("Context.") and name in _LOGS
@@ -210,7 +216,10 @@ class Replay:
         return frames
 
     def _under_way(self) -> dict[FrameType | None, None]:
-        """Return the frames that have not ended: those of the suspended handler, and those of the running thread."""
+        """Return the frames of the handler's coroutines and of the current thread: their code has not ended yet.
+
+        The innermost frames come first.
+        """
         frames: dict[FrameType | None, None] = dict.fromkeys(reversed(self._chain()))
         frame = inspect.currentframe()
         while frame is not None:

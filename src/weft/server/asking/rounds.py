@@ -135,7 +135,10 @@ def round_of(call: Call) -> Round | None:
 
 
 async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
-    """Call a user's function: directly if it is async, else in a thread. Raises an `InputRequired` that it returns."""
+    """Call a user's function: directly if it is async, else in a thread. Return its value.
+
+    If the value is an `InputRequired`, it is raised instead, as if the function had raised it.
+    """
     value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
     if isinstance(value, InputRequired):
         raise value
@@ -168,7 +171,10 @@ class Asker(ABC):
 
     @abstractmethod
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer to one question, as JSON."""
+        """Return the answer to one question, as JSON.
+
+        The answer is stored under `key`. If `key` is None, a key is made from the content of the question.
+        """
 
     @abstractmethod
     def new_page_id(self) -> str | None:
@@ -280,7 +286,7 @@ class Round(Asker):
             self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. Return True if the call may be repeated: no `once` has run."""
+        """End the round without an answer. Return True if the client may repeat the call, because no `once` has run."""
         self._end()  # From now on, tasks that still run cannot call a `once` function.
         return not self._once.began
 
@@ -345,7 +351,11 @@ class Round(Asker):
                 waiter.set_result(None)
 
     def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
-        """Record and return an answer that the client sent before the question was asked; None if there is none."""
+        """Return and record the answer that the client has sent in advance, with its first call.
+
+        `name` is the key of the question, `question` its digest. Returns None if there is no such answer, or if this is
+        not the first call.
+        """
         answer = (self._params.input_responses or {}).get(name)
         if self._params.request_state is not None or answer is None:
             return None
@@ -410,7 +420,10 @@ def _binding(call: Call, params: InputParams) -> bytes:
 
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
-    """Return the result of a call that ended with `signal`: its questions and the sealed journal."""
+    """Return the result that ends the round of a call: its questions and the sealed journal.
+
+    The questions of `signal` are added to those that the round has collected.
+    """
     round = asker_of(call)
     assert isinstance(round, Round)
     if signal is not None:
@@ -490,7 +503,7 @@ class Channel(Asker):
             ) from None
 
     async def _send_cancellation(self, message: bytes) -> None:
-        """Send the cancellation of a question on the stream of the call, or outside of a call that was cancelled."""
+        """Send the cancellation of a question on the stream of the call; outside of it if the call was cancelled."""
         call = self._call
         assert call.session is not None
         await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)
@@ -538,7 +551,7 @@ def _with_page_id(params: Any) -> Any:
 
 
 def _without_page_id(params: Any) -> Any:
-    """Return the params without the id of the page, because a new id does not make it another question."""
+    """Return the params without the id of the page: two questions that differ only in this id are the same."""
     return params if params is None else {name: value for name, value in params.items() if name != "elicitationId"}
 
 

@@ -258,7 +258,11 @@ def require_needs(call: Call, needs: Sequence[str]) -> None:
 
 
 def not_declared(call: Call, purpose: str, need: str, required: Mapping[str, Any]) -> MissingCapability:
-    """Return the error for a capability that is not declared, or not known because the server has no sessions."""
+    """Return the error for a client that did not declare the capability `need`, such as "elicitation.form".
+
+    `purpose` says what the capability is needed for, and `required` is the capability as JSON for the error's data. If
+    the server cannot know the capabilities, because it runs without sessions, the error says that.
+    """
     if not call.knows_client:
         return MissingCapability(
             f"To {purpose}, the server must know that the client has the capability `{need}`. It runs without "

@@ -29,6 +29,8 @@ MOST_UNTOLD = 1024  # pending changes of one peer; with more, a changed part is 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One change of a list, or, if `kind` is `resource`, of the contents of the resource `uri`.
 
+    `part_of` is the URI of a resource that contains the changed one. Its subscribers are notified too.
+
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
     True
     """
@@ -64,8 +66,8 @@ class ChangeInbox:
     def put(self, change: Change) -> None:
         """Add a change, if this peer has to be notified of it.
 
-        The inbox of a slow reader stays small: when it has `MOST_UNTOLD` changes, a change of a part of a resource is
-        added as a change of the whole resource.
+        The inbox of a slow reader stays small: when it has `MOST_UNTOLD` changes, the change of a part of a resource is
+        added as a change of the whole resource, unless the peer subscribed to the part itself.
         """
         if not self._accepts(change):
             return

@@ -149,7 +149,8 @@ class Cancellation:
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Cancel the request. A second call does nothing.
 
-        The request is answered with the error `told`, or not at all if `told` is None.
+        `reason` is only stored, as an attribute. The request is answered with the error `told`, or not at all if `told`
+        is None.
         """
         if not self.cancelled:
             self.cancelled = True

@@ -39,8 +39,9 @@ T = TypeVar("T")
 class PendingCoroutine(Generic[T]):
     """An awaitable that runs the rest of a coroutine, which waits for `awaited` now.
 
-    If `context` is given, the steps run in that context instead of the context of the awaiting task. If `task` (the
-    awaiting task) is given, `cancelled_itself` shows whether the coroutine itself caused a cancellation.
+    If `context` is given, the steps run in that context instead of the context of the awaiting task. `task` is the
+    awaiting task. If it is given and is cancelled, `cancelled_itself` is True if the coroutine has cancelled it, and
+    False if other code has.
     """
 
     __slots__ = ("_awaited", "_context", "_coroutine", "_task", "cancelled_itself")
@@ -166,7 +167,7 @@ class EagerTaskStarter:
 
 
 class _Spare:
-    """A task that waits for the rest of a coroutine to run."""
+    """A task that waits until `go_on` gives it the rest of a coroutine, and then runs that rest."""
 
     __slots__ = ("_rest", "called", "is_ready", "task")
 
@@ -255,8 +256,8 @@ class Threads:
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
         """Call `fn` in a thread, with the caller's context variables.
 
-        If `to_end` is True, the first cancellation while `fn` runs is ignored: a thread cannot be stopped, and the
-        result of `fn` must not be lost.
+        If `to_end` is True, the result of `fn` must not be lost: if the caller is cancelled while `fn` runs, the first
+        cancellation is ignored.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()

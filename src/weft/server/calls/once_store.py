@@ -69,8 +69,9 @@ class OnceStore:
     async def once(self, name: str, make: Callable[[], Awaitable[bytes]], *, can_stop: bool = True) -> bytes:
         """Return the result of the first call of `make` for `name`. Concurrent callers wait for this result.
 
-        If the caller is cancelled, `make` is cancelled and awaited. If `can_stop` is False, `make` continues in the
-        background instead, and its result is stored.
+        If the caller is cancelled, `make` is cancelled too. The caller waits until `make` has ended, unless `can_stop`
+        is False. Then `make` runs in a thread that ignores the cancellation. It continues in the background, and its
+        result is stored.
         """
         key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
         try:

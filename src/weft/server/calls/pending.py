@@ -74,8 +74,10 @@ class PendingRequests:
     ) -> msgspec.Raw:
         """Send a request, wait for its result and return it as JSON.
 
-        Raises `RemoteError` if the peer answers with an error, `RequestTimeout` if no answer comes in time. If the
-        waiting task is cancelled, `send_cancellation` (default: `send` of the constructor) sends a cancellation.
+        Raises `RemoteError` if the peer answers with an error or is gone, `RequestTimeout` if no answer comes in time.
+
+        After a timeout, a cancellation is sent with `send`. If the waiting task is cancelled, a cancellation is sent
+        with `send_cancellation`, or by default with the `send` of the constructor.
         """
         if self._closed is not None:
             raise RemoteError(InternalError.code, self._closed)

@@ -196,7 +196,10 @@ class _Snapshot(Generic[T]):
         return seen
 
     def pages_of(self, key: Hashable) -> dict[int, Encoded] | None:
-        """Return the cached pages of a key, by the position of their first item; None if too many keys are cached."""
+        """Return the cached pages of a key (a protocol version), by the position of their first item.
+
+        The caller adds pages to this dictionary. Returns None if the key is new and too many keys are cached.
+        """
         pages = self.pages.get(key)
         if pages is None and len(self.pages) < _MAX_KEYS:
             pages = self.pages.setdefault(key, {})
@@ -277,8 +280,11 @@ class Pages(Generic[T]):
     ) -> Encoded:
         """Return one page, sealed and encoded. Pages are cached by `key`, the protocol version.
 
-        If `sees` is given, the list has only the items for which `sees` returns True. Then `view` must be equal for all
-        callers that see the same items.
+        `build` makes a result from the items of the page and the cursor of the next page. `seal` puts the result into
+        the form of the protocol version.
+
+        If `sees` is given, the list has only the items for which `sees` returns True. Then only callers that see the
+        same items may have an equal `view`, because they share the cached pages.
         """
         snapshot = self._current()
         if sees is not None:
@@ -334,7 +340,7 @@ class Pages(Generic[T]):
 
 
 class Audience:
-    """The scopes and capabilities by which the lists of one registry differ between callers."""
+    """The scopes and capabilities that decide which features of one registry a caller sees in a list."""
 
     __slots__ = ("hiding", "scopes")
 
@@ -396,7 +402,10 @@ class InsufficientScope(InvalidRequest):
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
-    """Raise InsufficientScope if the token of a call lacks one of `scopes`. The challenge names all needed ones."""
+    """Raise InsufficientScope if the token of a call lacks one of `scopes`.
+
+    The challenge in the HTTP response then names all scopes that are needed, also those that every token must have.
+    """
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
         return
@@ -480,7 +489,11 @@ class Registry(Generic[F]):
     def _builder(
         self, result: Callable[..., Result], field: str, hint: CacheHint
     ) -> Callable[[list[Any], str | None], Result]:
-        """Return the function that creates the result for one page."""
+        """Return the function that creates the result for one page.
+
+        `result` is the class of the result, `field` is its field for the items, and `hint` says how long clients may
+        cache it.
+        """
 
         def build(items: list[F], next_cursor: str | None) -> Result:
             entries = {field: [item.definition for item in items]}

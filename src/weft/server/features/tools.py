@@ -157,7 +157,10 @@ class RegisteredTool:
         return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """Return the one parameter that gets all arguments of a tool with `input_schema=`, or None if it has none."""
+        """Return the parameter that gets all arguments as one dictionary, in a tool with `input_schema=`.
+
+        Returns None if the function has no parameter. Raises RegistrationError if it has several.
+        """
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
             raise self._refusal(
@@ -243,7 +246,10 @@ class RegisteredTool:
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
     def _full(self, value: Result) -> Result:
-        """Check a result that the function returned against the tool's output schema, and return a copy of it."""
+        """Return a copy of `value`, a result that the function itself has created.
+
+        Its structured content is checked against the output schema, unless the result is an error.
+        """
         result = copy(value)
         if isinstance(result, CallToolResult):
             result.content = to_blocks(result.content)
@@ -289,8 +295,8 @@ def _is_sensitive(name: str) -> bool:
 def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
     """Return the result that tells the model which exception ended a tool call.
 
-    Return None for an exception of middleware, and for a `ProtocolError` that the era does not tell the model: the call
-    is then answered with a JSON-RPC error.
+    Return None if the call must be answered with a JSON-RPC error instead: for an exception of middleware that is no
+    ToolError, and for a `ProtocolError`, unless the era tells it to the model.
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
@@ -381,7 +387,10 @@ class Tools(Registry[RegisteredTool]):
         return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
-        """Check the scopes, the mirrored headers and the needed capabilities of a call before any code of the user."""
+        """Check the scopes, mirrored headers and needed capabilities of a call, before any code of the user runs.
+
+        If the tool is single-use, also note the `requestState` that the call uses up.
+        """
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)

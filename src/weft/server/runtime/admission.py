@@ -239,7 +239,10 @@ class OpenCalls:
             self.end()
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
-        """Cancel all calls for which `concerned` returns True. They are answered with an error if possible."""
+        """Cancel all calls for which `concerned` returns True. They are answered with an error if possible.
+
+        `when` is only for the log. It says when the calls are cancelled, such as "after 10 s".
+        """
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
             log.warning("The server stops. It cancels, %s, %s.", when, self._describe(ending))

@@ -1,7 +1,7 @@
 """Run one call: method table, checks, middleware, tracing, extensions, and the one error boundary.
 
 `Dispatcher.run` turns one opened call into one encoded answer. It never raises, except when its task is cancelled.
-Translations (`server.on_error`) run at the boundary, outside of all middleware. Checks of scopes and of the
+The functions of `server.on_error` run at the boundary, outside of all middleware. Checks of scopes and of the
 capabilities that a feature needs run before any code of the user. A client that did not declare an extension is served
 as if the server did not have it.
 """
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 
 
 def check_middleware(layer: Any) -> None:
-    """Raise UsageError if middleware is a plain `def`, in which a `try` around `next()` would never catch anything.
+    """Raise UsageError if middleware is a plain `def`, because a `try` around `next()` in it would catch nothing.
 
-    A plain function is accepted if it clearly returns an awaitable: it wraps an `async def`, is a lambda, or its
-    return annotation names an awaitable.
+    Not every plain function is refused. It is accepted if it wraps an `async def`, if it is a lambda, or if its return
+    annotation names an awaitable.
     """
     code = target(layer)
     returned = str(getattr(code, "__annotations__", {}).get("return", ""))
@@ -84,7 +84,10 @@ def check_middleware(layer: Any) -> None:
 def explain_next(
     error: BaseException, middleware: Sequence[Callable[..., Any]], chain: Callable[..., Any]
 ) -> BaseException:
-    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself."""
+    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself.
+
+    `chain` is the handler of the call, wrapped in the middleware. The error must name one of its functions.
+    """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not is_users(frames[-1].f_code.co_filename):
         return error
@@ -180,9 +183,10 @@ class Translations:
             return fault
 
     def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
-        """Return the exception to translate, and the nearest of its classes that has a function.
+        """Return the exception to translate, and its class or nearest base class that has a function.
 
-        An exception that is alone in its group is taken out of the group. The class is None if no class has a function.
+        If `error` is a group with one exception, and the group has no function, that exception is translated. The class
+        is None if there is no function.
         """
         kind = self._class_for(call, error)
         lone = error
@@ -337,7 +341,7 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """Serves the calls of one server: a table of handlers by method, each wrapped in the middleware once.
+    """Serves the calls of one server. It has a handler for each method, which is wrapped in the middleware in advance.
 
     The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
     still set the HTTP status. If middleware has changed the params, they are checked again.
@@ -459,7 +463,10 @@ class Dispatcher:
         )
 
     async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
-        """Answer a call with its questions. In a session, ask the client now and run the call again."""
+        """Answer a call with its questions. In a session, instead ask them now, run the call again and answer it.
+
+        `signal` contains the questions; None if only the `Round` of the call has questions.
+        """
         try:
             if signal is not None and await asker_of(call).settle(signal):
                 _restore(call)
@@ -477,7 +484,7 @@ class Dispatcher:
         return self.refuse(call, InternalError(report(call.blamed or call.method, error, debug=self._services.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
-        """Undo the effects of a call, and return its answer: an encoded error."""
+        """Return the encoded error that answers a call. Before that, call its `undo` (used by the handshake)."""
         if call.undo is not None:
             call.undo()
         wire = call.era.refuse(error, opened=True)
@@ -531,7 +538,7 @@ async def _spend(call: Call, state: str) -> None:
 
 
 async def _give_back(call: Call, state: str) -> None:
-    """Make a state usable again after its answers were refused, unless a function of `ctx.once` has already run."""
+    """Make a state usable again after its call was refused, unless a function of `ctx.once` has already run."""
     round = round_of(call)
     if round is None or not round.abandon():
         return

@@ -77,7 +77,10 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """Describe how a call ended, such as "200" or "200/isError"; without HTTP, such as "ok", "-32602" or "asks"."""
+    """Return a word for how a call ended: "isError", "asks" (it ended with questions), a code ("-32602"), or "ok".
+
+    With HTTP, the status comes first: "200/isError". A plain "200" stands for "ok".
+    """
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
@@ -93,7 +96,7 @@ def _status(call: Call, status: int, body: bytes) -> object:
 
 
 def refused(what: object, era: str, status: object, reason: str) -> None:
-    """Log that a message was refused before it became a call."""
+    """Log that a message was refused before it became a call. `what` is its method, if it has one."""
     if log.isEnabledFor(logging.INFO):
         method = what if isinstance(what, str) else "a message"
         log.info("refused %s %s %s: %s", _plain(method), era, status, _plain(reason))

@@ -264,7 +264,7 @@ class Runtime(Services):
     def is_full(self, *, own: int = 0) -> bool:
         """Return whether the limit of running requests is reached; listen streams have a separate limit.
 
-        `own` of the running requests belong to the caller itself, and are not counted.
+        `own` is how many of the running requests belong to the caller itself. They are not counted.
         """
         most = self.limits.in_flight + own
         return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most

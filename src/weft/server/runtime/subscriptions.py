@@ -189,10 +189,12 @@ AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Return a context in which `end` is called when the token expires, and again each second while it returns True.
+    """Return a context in which `end` is called when the token expires.
 
-    The context gives a function, to which newer tokens of the client are passed: the token that expires last counts.
-    `end` is not called if the server itself does not verify tokens, or if the token has no expiry.
+    While `end` returns True, it is called again each second.
+
+    The `with` statement gives a function. Call it with every newer token of the client: `end` is called when the last
+    of the tokens expires. `end` is not called if the server does not verify tokens, or if a token has no expiry.
     """
     return _NEVER if services.auth is None else _expiring(services, info, end)
 

@@ -172,8 +172,8 @@ def explain(
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
     """Return the problems without those of union members that the client probably did not mean.
 
-    The client probably meant the member with the fewest problems, among those of the right type. The first `start`
-    steps of each location are ignored.
+    The client probably meant the member with the fewest problems, among those of the right type. If no member is of
+    the right type, the problems of all members are kept. The first `start` steps of each location are ignored.
     """
     likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
@@ -222,7 +222,10 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
 
 
 def _got(value: Any, expected: list[str]) -> str:
-    """Return the type of a value; "another text" or "another number" if the type is right, but not the value."""
+    """Return the type of a value, in words; "another text" or "another number" if only certain values are expected.
+
+    `expected` describes the expected values, such as "an integer" or "'red'".
+    """
     if isinstance(value, str) and any(words.startswith("'") for words in expected):
         return "another text"
     if isinstance(value, (int, float)) and any(words[:1] in _DIGITS for words in expected):

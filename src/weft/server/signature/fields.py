@@ -41,7 +41,10 @@ def read_fields(
     *,
     refs: bool = False,
 ) -> Arguments:
-    """Compile parameters with evaluated annotations. If one cannot be used, raise the error that `refuse` returns."""
+    """Compile parameters with evaluated annotations. If one cannot be used, raise the error that `refuse` returns.
+
+    `descriptions` has descriptions of parameters, by name. If `refs` is True, definitions are not inlined.
+    """
     return _Fields(parameters, refuse).compile(descriptions, refs=refs)
 
 
@@ -74,7 +77,11 @@ class _Fields:
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
 
     def field_of(self, parameter: Parameter) -> Any:
-        """Return the TypedDict field of one parameter. Immutable defaults are left to the function itself."""
+        """Return the TypedDict field of one parameter.
+
+        Most defaults are not put into the field, because the function itself has them. A mutable default is: so each
+        call gets a copy of it.
+        """
         annotation, default = parameter.annotation, parameter.default
         if isinstance(default, FieldInfo):
             annotation = Annotated[annotation, default]
@@ -122,7 +129,10 @@ class _Fields:
         return schema
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
-        """Raise an error for a mirrored argument with several names: only one of them is compared with the header."""
+        """Raise an error if clients may send a mirrored argument under several names.
+
+        Only one name is compared with the header, so an argument under another name would not be checked.
+        """
         try:
             mirrors = find_mirrors(schema)
         except ValueError:  # Reported when the tool is registered.
@@ -166,7 +176,7 @@ def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> Typ
 
 
 def _compiled(core: Any) -> SchemaValidator:
-    """Compile a changed core schema. The prebuilt validators of models are not used: they have the old schema."""
+    """Compile a core schema that was changed. Models have validators already, but those are of the old schema."""
     return SchemaValidator(core, _use_prebuilt=False)
 
 
@@ -182,7 +192,10 @@ def _outer_name(name: str, field: Any) -> str:
 
 
 def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """Return the first name on `path` for which clients may send another name; None if there is no such name."""
+    """Return the first name on `path` that clients may replace by another name, such as an alias; None if none.
+
+    `path` leads from the arguments to a field in nested models.
+    """
     definitions: dict[str, Any] = {}
     for name in path:
         by_name = _takes_names(core)
@@ -201,7 +214,8 @@ def _loose_name(core: Any, path: Sequence[str]) -> str | None:
 def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
     """Yield the name and schema of each field that clients can send under one name only.
 
-    If `by_name` is True, a field with an alias can also be sent under its own name.
+    This name is the alias of the field, if it has one. If `by_name` is True, fields with an alias are left out, because
+    clients can send them under their own name too.
     """
     fields: Any = core["fields"]
     if is_array(fields):
@@ -348,9 +362,11 @@ def _is_silent_on_extras(core: Any) -> bool:
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with each definition inlined where it is used.
 
-    For mirrored headers, nested models must be found through `properties` alone. And some clients do not follow
-    references: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition that contains
-    itself stays under `$defs`. So do definitions that are used twice, if the schema would become too long.
+    There are two reasons. Some clients do not follow references: VS Code's Copilot, Claude Desktop, the Gemini and
+    Copilot command lines. And mirrored headers of nested models are searched through `properties` only.
+
+    A definition stays under `$defs` if it contains itself, or if a discriminator refers to it. If the schema would
+    become too long, all definitions that are used more than once stay there too.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
@@ -380,7 +396,10 @@ def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
-    """Return the number of parts of a schema with its definitions inlined. Stop counting at `most`."""
+    """Return the number of parts that a schema has when the definitions in `placeable` are inlined.
+
+    Counting stops at `most`.
+    """
     count = 1
     if is_object(node):
         reference = node.get("$ref")
@@ -438,7 +457,7 @@ class _Plain(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Ignore the warning about a default that is not JSON: the schema does not show it, but it is still used."""
+        """Ignore the warning about a default that is not JSON. Such a default works, but is not in the schema."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return self._shown(super().model_schema(schema), schema)

@@ -60,7 +60,11 @@ class _Type(msgspec.Struct, frozen=True):
 def read_output(
     fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str, refs: bool = False
 ) -> Output:
-    """Read an evaluated return annotation; raise RegistrationError if JSON Schema cannot describe the type."""
+    """Read an evaluated return annotation; raise RegistrationError if JSON Schema cannot describe the type.
+
+    A type that contains one of the classes in `opaque` gets no schema. `kind` and `name` are for error messages. If
+    `refs` is True, the definitions of the schema are not inlined.
+    """
     subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
@@ -127,7 +131,10 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
 
 
 def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
-    """Return the error in the fields of `value`, or None. `validate` checks its class, but not its fields."""
+    """Return the error if a field of `value` does not match the return type, else None.
+
+    This is a second check, because `validate` accepts an object of the right class without a look at its fields.
+    """
     try:
         parts = promised.to_python(value, round_trip=True, warnings=False)
         promised.validate(parts, by_alias=True, by_name=True)
@@ -210,7 +217,10 @@ def to_json_text(value: Any) -> str:
 
 
 def _check_numbers(data: bytes, value: Any) -> None:
-    """Raise Unserialisable if a number in `data` is NaN or infinite. Inside a text, these words are allowed."""
+    """Raise Unserialisable if a number in `data` is NaN or infinite. A text may contain the words "NaN" and "Infinity".
+
+    `data` is `value` as JSON. The error says where in `value` the number is.
+    """
 
     def refuse(_: str) -> NoReturn:
         place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))

@@ -135,10 +135,11 @@ def read_signature(
     """Read a function; raise RegistrationError, with its location and the remedy, if it cannot be used.
 
     A parameter whose class is in `injected` gets its value from Weft, not from the client. `opaque` are classes of
-    results that are not JSON values. They get no output schema. Neither do `str`, `bytes`, `None` and `Any`, for which
-    a schema would say nothing new, nor `list` and `list[Any]`, which may contain content blocks. If `untyped` is True,
-    parameters may have no annotation, as in a tool with `input_schema=`. If `refs` is True, the definitions of a schema
-    stay under `$defs`.
+    results that are not JSON values. If `untyped` is True, parameters may have no annotation, as in a tool with
+    `input_schema=`. If `refs` is True, the definitions of a schema stay under `$defs`.
+
+    These return types get no output schema: classes in `opaque`; `str`, `bytes`, `None` and `Any`, for which a schema
+    would say nothing new; `list` and `list[Any]`, which may contain content blocks.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -193,7 +194,10 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:
-    """Return whether the value of a problem must not be converted, although lenient validation would convert it."""
+    """Return whether a value must not be converted, although lenient validation would convert it.
+
+    `problem` is the problem that strict validation found with the value.
+    """
     given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
         if isinstance(given, str):
@@ -365,7 +369,10 @@ def parse_docstring(doc: str | None) -> Docstring:
 
 
 def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read `:param name: text`; return the number of the next line, or None if this line has another form."""
+    """Read an entry `:param name: text` at line `at`, and add it to `found`.
+
+    Returns the number of the line after the entry, or None if line `at` has another form.
+    """
     entry = _SPHINX_ENTRY.match(lines[at].strip())
     if not entry:
         return None
@@ -382,9 +389,10 @@ def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | Non
 
 
 def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read a `Parameters` section; return the number of the next line, or None if there is no such section.
+    """Read a `Parameters` section that begins at line `at`, and add its entries to `found`.
 
-    The header is underlined. Entries are indented like the header, and their text is indented more.
+    Returns the number of the line after the section, or None if no such section begins there. The header of a section
+    is underlined. Entries are indented like the header, and their text is indented more.
     """
     if at + 1 >= len(lines) or not _is_header(lines[at], colon=False) or not _is_underline(lines, at + 1):
         return None
@@ -406,9 +414,10 @@ def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None
 
 
 def _google(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read an `Args:` section; return the number of the next line, or None if there is no such section.
+    """Read an `Args:` section that begins at line `at`, and add its entries to `found`.
 
-    Entries are indented, and their further lines are indented more.
+    Returns the number of the line after the section, or None if no such section begins there. Entries are indented, and
+    their further lines are indented more.
     """
     if not _is_header(lines[at], colon=True):
         return None
