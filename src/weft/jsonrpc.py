@@ -191,7 +191,7 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """Return the number of values in JSON. An array, an object or a value with a name counts as ten values.
+    """Estimate the cost of decoding JSON, in plain values: each array, object and object member costs as much as ten.
 
     The result is too high if strings contain brackets, colons or commas.
     """

@@ -277,7 +277,7 @@ def _check(url: str) -> None:
 
 
 class NotApproved(WeftError):
-    """The user has not agreed to start the command, or to send the variables."""
+    """The user did not agree to start the server's command, or to send environment variables to the server."""
 
 
 def find(path: str, name: str) -> Target:

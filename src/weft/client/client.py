@@ -132,10 +132,10 @@ class ConnectLock:
 
 
 class _Change:
-    """A context manager that holds the lock once.
+    """A context manager that holds a `ConnectLock` during one `async with` block.
 
-    If `ConnectLock.close` cancels the task, the task gets a ConnectionFailed. If other code cancels the task, it gets a
-    CancelledError.
+    `ConnectLock.close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other
+    code cancels the task, the block raises CancelledError as usual.
     """
 
     def __init__(self, life: ConnectLock) -> None:

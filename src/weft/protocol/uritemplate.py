@@ -80,7 +80,8 @@ class _Expression(msgspec.Struct, frozen=True):
 class _Taker(msgspec.Struct, frozen=True):
     """One expression, prepared for matching.
 
-    It matches the first character of its operator, such as `/`, if there is one, and then one or more of `chars`.
+    It matches one or more of `chars`. Before them it matches the character with which the expansion begins: `/` for
+    `{/var}`, none for `{var}` and `{+var}`.
     """
 
     operator: str
@@ -520,7 +521,10 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
 
 
 def _by_name(taker: _Taker, text: str) -> _Pairs | None:
-    """Assign the values in a matched text to variables by name; None if a name is unknown, or repeated without `*`."""
+    """Read the text that a named expression has matched: for `{?a,b}`, `a=1&b=2` gives 1 to `a` and 2 to `b`.
+
+    Returns None if the text has an unknown name, or repeats the name of a variable that has no `*`.
+    """
     variables = {var.name: var for var in taker.variables}
     found: dict[str, list[str]] = {}
     for piece in text.split(_OPERATORS[taker.operator].separator):

@@ -245,8 +245,8 @@ def to_blocks(value: Any) -> list[ContentBlock]:
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
     """Guess the MIME type from the name of the file, or else from the first bytes of its data; None if that fails.
 
-    Only MIME types that begin with `family` ("image/") are returned. If `family` is empty, unknown data gets a
-    general MIME type, unless it is empty: `text/plain` if it is UTF-8, else `application/octet-stream`.
+    Only MIME types that begin with `family` ("image/") are returned. If `family` is "", every type is allowed. Then
+    data of unknown type is `text/plain` if it is UTF-8, else `application/octet-stream`; None only if there is no data.
 
     >>> guess_mime_type(Path("a.png"), b"", "image/"), guess_mime_type(None, b"RIFF____WAVE", "audio/")
     ('image/png', 'audio/wav')

@@ -217,7 +217,7 @@ class _Outlet:
         self._put(data)
 
     def _flush(self) -> None:
-        """Write the head that was kept, if no body has followed it."""
+        """Write the response head without a body, if it still waits for the beginning of its body."""
         if self._head is not None and not self.is_closing():
             self.write(b"")
 
@@ -227,7 +227,7 @@ class _Outlet:
         self._transport.close()
 
     def stop_timer(self) -> None:
-        """Stop checking the peer, because the connection has ended."""
+        """Stop checking whether the peer still reads what was written. Called when the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -538,7 +538,10 @@ async def _spend(call: Call, state: str) -> None:
 
 
 async def _give_back(call: Call, state: str) -> None:
-    """Make a state usable again after its call was refused, unless a function of `ctx.once` has already run."""
+    """Mark the single-use `requestState` of a refused call as unused, so that the client can repeat the call.
+
+    Does nothing if a function of `ctx.once` has already run in the call.
+    """
     round = round_of(call)
     if round is None or not round.abandon():
         return

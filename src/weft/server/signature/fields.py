@@ -176,7 +176,10 @@ def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> Typ
 
 
 def _compiled(core: Any) -> SchemaValidator:
-    """Compile a core schema that was changed. Models have validators already, but those are of the old schema."""
+    """Compile a core schema that was changed.
+
+    pydantic would use the validators that model classes already have, but those do not have the change.
+    """
     return SchemaValidator(core, _use_prebuilt=False)
 
 
