@@ -126,7 +126,7 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
         ({"users": None, "clients": [PROGRAM.with_secret("s")], "registration": True}, "users= is missing"),
         (
             {"users": None, "clients": [RegisteredClient(client_id="a", redirect_uris=(REDIRECT,))]},
-            "nobody can log in: give users=",
+            "the server has no users who could log in: give users=",
         ),
     ],
 )

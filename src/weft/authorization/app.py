@@ -278,7 +278,9 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
         if unknown := set(client.scopes or ()) - set(server.scopes):
             raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
         if users is None and "authorization_code" in client.grant_types:
-            raise UsageError(f"{what} has the grant authorization_code, but nobody can log in: give users=.")
+            raise UsageError(
+                f"{what} has the grant authorization_code, but the server has no users who could log in: give users=."
+            )
         is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
         if is_program and isinstance(users, Mapping) and client.client_id in users:
             raise UsageError(

@@ -6,7 +6,7 @@
   have been stolen, and the whole family ends, with its access tokens.
 - Within a grace period of some seconds, the same request with a used refresh token gets the same response again,
   because the first response may have been lost.
-- Only digests of codes and tokens are stored, so that nobody who reads the store can use them.
+- Only digests of codes and tokens are stored. Somebody who can read the store cannot use them.
 - Access tokens are JWTs (RFC 9068), valid for one resource and some minutes. They contain the id of their family.
 """
 

@@ -206,7 +206,7 @@ class File(_Media):
         return EmbeddedResource(self.to_contents(), self.annotations)
 
 
-HELPERS = (Image, Audio, File)
+MEDIA = (Image, Audio, File)
 
 
 def to_block(value: Any) -> ContentBlock:
@@ -219,7 +219,7 @@ def to_block(value: Any) -> ContentBlock:
         return TextContent(check_text(value))
     if isinstance(value, BLOCKS):
         return value
-    if isinstance(value, HELPERS):
+    if isinstance(value, MEDIA):
         return value.to_content()
     return TextContent(to_json_text(value))
 
@@ -237,7 +237,7 @@ def to_blocks(value: Any) -> list[ContentBlock]:
         return []
     if isinstance(value, list | tuple):
         items = cast("list[Any] | tuple[Any, ...]", value)
-        if all(isinstance(item, str) for item in items) or any(isinstance(item, BLOCKS + HELPERS) for item in items):
+        if all(isinstance(item, str) for item in items) or any(isinstance(item, BLOCKS + MEDIA) for item in items):
             return [to_block(item) for item in items]
     return [to_block(value)]
 

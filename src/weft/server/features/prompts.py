@@ -21,7 +21,7 @@ from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Changes
 from weft.server.diagnostics import Unserialisable, check_scopes, location
-from weft.server.features.content import BLOCKS, HELPERS, to_block
+from weft.server.features.content import BLOCKS, MEDIA, to_block
 from weft.server.features.registry import (
     CacheHint,
     Encoded,
@@ -107,7 +107,7 @@ def _message(value: Any) -> PromptMessage:
             raise Unserialisable("A message of a prompt has the role 'user' or 'assistant'. Write UserMessage(...).")
         content = cast("Any", value.content)
         return value if isinstance(content, (dict, *BLOCKS)) else PromptMessage(value.role, to_block(content))
-    if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
+    if isinstance(value, (str, dict, *BLOCKS, *MEDIA)):
         return UserMessage(value)
     refuse_unawaited(value)
     raise Unserialisable(
@@ -130,7 +130,7 @@ class RegisteredPrompt:
         self.hide = False
         self._limits = limits
         self.signature = read_signature(
-            fn, injected=(Call.context_type,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
+            fn, injected=(Call.context_type,), opaque=(Struct, *MEDIA), kind="prompt", name=definition.name
         )
         whole = self.signature.input_schema
         properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})

@@ -22,7 +22,7 @@ from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Changes
 from weft.server.diagnostics import Unserialisable, caller, check_scopes, location
-from weft.server.features.content import HELPERS, File, base64_of, check_mime_type
+from weft.server.features.content import MEDIA, File, base64_of, check_mime_type
 from weft.server.features.registry import CacheHint, Encoded, Pages, Registry, check_definition
 from weft.server.signature.output import check_text, to_json_text
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
@@ -39,7 +39,7 @@ from weft.types.features import (
 
 log = logging.getLogger("weft.advice")
 
-_OPAQUE = (Struct, *HELPERS)  # Return types that are not JSON values.
+_OPAQUE = (Struct, *MEDIA)  # Return types that are not JSON values.
 _DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Keywords that restrict no value.
 
 
@@ -54,7 +54,7 @@ def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceCon
     """
     if isinstance(value, list | tuple):
         items = cast("list[Any] | tuple[Any, ...]", value)
-        if any(isinstance(item, (ResourceContents, *HELPERS)) for item in items):
+        if any(isinstance(item, (ResourceContents, *MEDIA)) for item in items):
             return _several(items, uri, mime_type)
     return [_one(value, uri, mime_type)]
 
@@ -74,7 +74,7 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
         return ResourceContents(uri, mime_type or "application/octet-stream", blob=base64_of(value))
     if isinstance(value, File):
         return value.to_contents(uri)
-    if isinstance(value, HELPERS):
+    if isinstance(value, MEDIA):
         return ResourceContents(uri, value.mime_type, blob=base64_of(value.data), meta=value.meta)
     return ResourceContents(uri, mime_type or "application/json", text=to_json_text(value))
 

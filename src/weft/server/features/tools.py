@@ -23,7 +23,7 @@ from weft.server.calls.call import Call, check_hide, check_needs, require_needs
 from weft.server.calls.changes import Changes
 from weft.server.calls.execution import Threads
 from weft.server.diagnostics import check_scopes, location, record, report
-from weft.server.features.content import BLOCKS, HELPERS, to_blocks
+from weft.server.features.content import BLOCKS, MEDIA, to_blocks
 from weft.server.features.registry import (
     CacheHint,
     Encoded,
@@ -42,7 +42,7 @@ from weft.types.features import CallToolParams, CallToolResult, ListToolsResult,
 log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")
 
-OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # Return types that are not JSON values.
+OPAQUE_TYPES = (*BLOCKS, *MEDIA, CallToolResult, InputRequired)  # Return types that are not JSON values.
 NO_ARGUMENTS = b"{}"  # The arguments of a call without any.
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # One word of a name in snake_case or camelCase.

@@ -502,7 +502,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _abandon_threads() -> None:
-    """End the process if plain functions still run in threads after a short wait: nobody needs their results now."""
+    """End the process if plain functions still run in threads after a short wait, because no results are needed now."""
     working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
     until = time.monotonic() + THREAD_SECONDS
     for thread in working:

@@ -258,7 +258,7 @@ _KEYS = {  # Types of core schemas that use hashes, each with the name of the sc
     "ordered-dict": "keys_schema",
     "set": "items_schema",
 }
-# Types whose hash is secret, or of which only few values can have the same hash.
+# Types whose hashes a caller cannot predict, and types with few values of the same hash.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
     f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, "
