@@ -6,44 +6,41 @@ An expired entry is no longer returned, and a timer deletes it within a second.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from weft.backends import Bus, Hear, Log, Store, Unsubscribe
 
-__all__ = ["Clock", "MemoryBackend"]
+__all__ = ["Clock", "ExpiringKeys", "MemoryBackend"]
 
 Clock = Callable[[], float]
 
 
-class _Expiring:
-    """Tracks when keys expire, and calls `forget` with each expired key."""
+class ExpiringKeys:
+    """Tracks when keys expire, and calls `forget` with each expired key, at most a second late."""
 
     def __init__(self, clock: Clock, forget: Callable[[str], object]) -> None:
         self._clock = clock
         self._forget = forget
         self._until: dict[str, float] = {}  # expiry time of each key
         self._due: dict[float, set[str]] = {}  # keys by the second in which they expire
-        self._seconds: list[float] = []  # heap of the keys of `_due`
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_second = math.inf  # the time at which the timer runs, on `clock`
-        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the timer
+        self._next = math.inf  # the first second in which keys may expire
+        self._timer: asyncio.TimerHandle | None = None  # runs `_sweep` in that second
 
     def keep(self, key: str, ttl: float) -> None:
+        """Let `key` expire in `ttl` seconds. This replaces an earlier expiry of the same key."""
         self._leave_second(key)
-        until = self._until[key] = self._clock() + ttl
-        second = until if math.isinf(until) else math.ceil(until)
-        due = self._due.get(second)
-        if due is None:
-            due = self._due[second] = set()
-            heapq.heappush(self._seconds, second)
-        due.add(key)
-        self._sweep()
-        self._set_timer()
+        now = self._clock()
+        until = self._until[key] = now + ttl
+        second = _second(until)
+        self._due.setdefault(second, set()).add(key)
+        if second < self._next or self._next <= now:
+            self._sweep()
 
     def is_kept(self, key: str) -> bool:
+        """Return whether `key` is known and has not expired."""
         until = self._until.get(key)
         if until is not None and until <= self._clock():
             self.end(key)
@@ -51,45 +48,39 @@ class _Expiring:
         return until is not None
 
     def end(self, key: str) -> None:
+        """Let `key` expire now, and call `forget` with it."""
         self._leave_second(key)
         self._until.pop(key, None)
         self._forget(key)
 
     def _leave_second(self, key: str) -> None:
-        until = self._until.get(key)
-        if until is not None and (due := self._due.get(until if math.isinf(until) else math.ceil(until))) is not None:
-            due.discard(key)
+        if (until := self._until.get(key)) is not None:
+            second = _second(until)
+            self._due[second].discard(key)
+            if not self._due[second]:
+                del self._due[second]
 
     def _sweep(self) -> None:
-        """Call `forget` with all keys that have expired."""
+        """End all keys that have expired, and set the timer to the next second in which keys expire."""
         now = self._clock()
-        while self._seconds and (self._seconds[0] <= now or not self._due[self._seconds[0]]):
-            for key in self._due.pop(heapq.heappop(self._seconds)):
-                self._until.pop(key, None)
-                self._forget(key)
-
-    def _set_timer(self) -> None:
-        """Set the timer to the next second in which keys expire."""
-        loop = asyncio.get_running_loop()
-        if not self._seconds or math.isinf(self._seconds[0]):
-            return
-        if self._loop is loop and self._timer_second <= self._seconds[0]:
-            return
+        for second in [second for second in self._due if second <= now]:
+            for key in list(self._due[second]):
+                self.end(key)
+        self._next = min(self._due, default=math.inf)
         if self._timer is not None:
             self._timer.cancel()
-        self._loop, self._timer_second = loop, self._seconds[0]
-        self._timer = loop.call_later(max(self._timer_second - self._clock(), 0.01), self._on_time)
+        if self._next < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(self._next - now, self._sweep)
 
-    def _on_time(self) -> None:
-        self._timer_second = math.inf
-        self._sweep()
-        self._set_timer()
+
+def _second(until: float) -> float:
+    return until if math.isinf(until) else math.ceil(until)
 
 
 class _MemoryStore:
     def __init__(self, clock: Clock) -> None:
         self._values: dict[str, bytes] = {}
-        self._expiring = _Expiring(clock, lambda key: self._values.pop(key, None))
+        self._expiring = ExpiringKeys(clock, lambda key: self._values.pop(key, None))
 
     async def get(self, key: str) -> bytes | None:
         return self._values.get(key) if self._expiring.is_kept(key) else None
@@ -116,21 +107,19 @@ class _MemoryStore:
         return existed
 
 
+@dataclass(slots=True)
 class _Entries:
     """The entries of one log."""
 
-    __slots__ = ("dropped", "kept")
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[int, bytes]] = []  # not a deque, which takes 600 bytes; most logs are short
-        self.dropped = 0  # number of the newest entry that was dropped
+    kept: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])  # a deque would take 600 bytes
+    dropped: int = 0  # number of the newest entry that was dropped
 
 
 class _MemoryLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._logs: dict[str, _Entries] = {}
-        self._expiring = _Expiring(clock, lambda key: self._logs.pop(key, None))
+        self._expiring = ExpiringKeys(clock, lambda key: self._logs.pop(key, None))
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
         # Numbers come from the clock, so that they increase even after all entries have expired.

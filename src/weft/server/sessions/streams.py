@@ -12,9 +12,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.backends import Backend
+from weft.backends.memory import ExpiringKeys
 from weft.limits import Limits
 
 log = logging.getLogger("weft.sessions")
@@ -60,20 +62,13 @@ class _StreamReader:
             await self._near.wait()
 
 
+@dataclass(slots=True)
 class _StoredStream:
-    """Counts the bytes that one stream occupies in the backend's log.
+    """The sizes of the events of one stream in the Backend's log. Only events of this process are counted."""
 
-    It has the sizes of the stored events, not the events. Only events that this process has written are counted.
-    """
-
-    __slots__ = ("bytes", "key", "session", "sizes", "until")
-
-    def __init__(self, session: str, key: str) -> None:
-        self.session = session
-        self.key = key
-        self.sizes: list[int] = []  # bytes of each event, oldest first
-        self.bytes = 0  # sum of the sizes
-        self.until = 0.0  # monotonic time when the events expire
+    session: str
+    sizes: list[int] = field(default_factory=list[int])  # bytes of each event, oldest first
+    bytes: int = 0  # sum of the sizes
 
 
 class Streams:
@@ -85,8 +80,7 @@ class Streams:
         self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; the log that grew last at the end
         self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
         self._bytes = 0  # size of all kept streams
-        self._timer: asyncio.TimerHandle | None = None  # drops expired streams; runs while any is kept
-        self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the timer
+        self._expiring = ExpiringKeys(time.monotonic, self._discount)  # the keys expire as in the Backend's log
         self._bus_failed = False  # the last event could not be announced on the bus, and this was logged
         self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
@@ -100,15 +94,17 @@ class Streams:
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
-            await self._evict(next(iter(self._kept)))  # the stream that was written least recently
+            oldest = next(iter(self._kept))  # the stream that was written least recently
+            if (reader := self._readers.get(oldest)) is not None and reader.unread:
+                reader.missed = True
+            await self._drop(oldest)
         try:
             await self._backend.bus.publish(key, b"")
             self._bus_failed = False
         except Exception as error:  # noqa: BLE001 - the event is in the log, which readers also read at intervals
             if not self._bus_failed:
-                log.warning(
-                    "The Backend's bus fails (%s): events of resumed streams are sent late.", type(error).__name__
-                )
+                kind = type(error).__name__
+                log.warning("The Backend's bus fails (%s): events of resumed streams are sent late.", kind)
             self._bus_failed = True
         return event_id(stream, number)
 
@@ -166,8 +162,9 @@ class Streams:
 
     async def _ends_with(self, key: str, number: int) -> bool:
         """Return whether the event `number` is the last event of the stream."""
-        entries = await self._backend.log.read(key, number - 1)
-        return entries is not None and bool(entries) and entries[0][0] == number and entries[0][1][:1] == _ENDS
+        for found, entry in await self._backend.log.read(key, number - 1) or ():
+            return found == number and entry[:1] == _ENDS
+        return False
 
     async def newest(self, session: str, stream: str) -> int:
         """Return the number of the newest event of a stream; 0 if the stream has no events."""
@@ -188,16 +185,13 @@ class Streams:
         This is `replay_events`, or fewer if the entries of this stream alone would have more than `replay_bytes`. Then
         the oldest entries are not counted any more, and the log drops them.
         """
-        now = time.monotonic()
-        self._expire(now)
+        self._expiring.keep(key, self._limits.replay_seconds)
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = _StoredStream(session, key)
+            kept = self._kept[key] = _StoredStream(session)
             self._bytes += _STREAM_COST
             self._keys.setdefault(session, set()).add(key)
-        else:
-            self._kept.move_to_end(key)
-        kept.until = now + self._limits.replay_seconds
+        self._kept.move_to_end(key)
         size += _EVENT_COST
         kept.sizes.append(size)
         before, kept.bytes = kept.bytes, kept.bytes + size
@@ -208,29 +202,10 @@ class Streams:
             kept.bytes -= kept.sizes.pop(0)
             most = len(kept.sizes)
         self._bytes += kept.bytes - before
-        self._set_timer()
         return most
 
-    def _expire(self, now: float) -> None:
-        """Stop counting streams that have expired in the Backend's log."""
-        while self._kept and (oldest := next(iter(self._kept.values()))).until <= now:
-            self._discount(oldest.key)
-
-    def _set_timer(self) -> None:
-        """Start the timer for the stream that expires first, unless the timer is already running."""
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._loop is not loop:
-            oldest = next(iter(self._kept.values()))
-            self._loop = loop
-            self._timer = loop.call_later(max(oldest.until - time.monotonic(), 0.05), self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer = None
-        self._expire(time.monotonic())
-        if self._kept:
-            self._set_timer()
-
     def _discount(self, key: str) -> None:
+        """Stop counting a stream that has expired or is being deleted."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._bytes -= kept.bytes + _STREAM_COST
@@ -239,14 +214,8 @@ class Streams:
             if not keys:
                 del self._keys[kept.session]
 
-    async def _evict(self, key: str) -> None:
-        """Delete a stream to make room for others."""
-        if (reader := self._readers.get(key)) is not None and reader.unread:
-            reader.missed = True
-        await self._drop(key)
-
     async def _drop(self, key: str) -> None:
-        self._discount(key)
+        self._expiring.end(key)
         await self._backend.log.delete(key)
 
 
