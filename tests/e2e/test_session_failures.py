@@ -242,7 +242,7 @@ async def test_what_cannot_be_remembered_is_refused(peer: AppPeer, down: str, ca
     part(peer, down).is_down = False
     assert await is_at_rest(peer)
     engine = peer.app.runtime
-    record = await engine.sessions._records.read(peer.session)
+    record = await engine.sessions.records.read(peer.session)
     assert (record.log_level, record.subscribed_uris) == ("debug", ["a://1"])  # the next call has seen to it
 
 

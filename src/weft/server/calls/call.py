@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 from weft.eras.base import Envelope, ServerEra
 from weft.errors import MissingCapability, UsageError
@@ -16,12 +16,9 @@ from weft.net.logs import masked_name
 from weft.net.rate import Pace
 from weft.protocol.headers import Headers
 from weft.server.calls.connection import Cancellation, Connection, TokenInfo, declared, peer_of
+from weft.server.calls.pending import ClientChannel
 from weft.server.calls.services import Services
 from weft.types.base import RequestId, Result
-
-if TYPE_CHECKING:
-    from weft.server.calls.pending import PendingRequests
-
 
 Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # the coroutine, its description, its source location
 
@@ -60,15 +57,6 @@ class Reply(Protocol):
         ...
 
 
-class Asking(Protocol):
-    """The session of a client, with the requests that were sent to the client."""
-
-    @property
-    def outstanding(self) -> PendingRequests:
-        """Requests to the client that are not answered yet."""
-        ...
-
-
 class Call:
     """One request that is being served: its content, its sender, and its reply.
 
@@ -77,7 +65,7 @@ class Call:
 
     context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one.
     params_seen = False  # Whether user code had access to the params and may have changed them.
-    session: Asking | None = None  # Session of the client, if there is one.
+    session: ClientChannel | None = None  # Session of the client, if there is one.
     asker: Any = None  # The `Asker`, once the call has asked a question or brought answers.
     blamed: str | None = None  # Description of the user's function that raised an exception.
     own_connection: Connection | None = None  # Connection that was created for this call and ends with it.

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -22,15 +23,13 @@ from weft.net.hosts import network_of
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.interaction import ListRootsResult, Root
-from weft.types.lifecycle import ClientCapabilities, ElicitationCapability
-
-if TYPE_CHECKING:
-    from weft.server.calls.pending import OnProgress
-
+from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, ProgressParams
 
 log = logging.getLogger("weft.connection")
 
 T = TypeVar("T")
+
+OnProgress: TypeAlias = Callable[[ProgressParams], None]
 
 COMPLETE = "notifications/elicitation/complete"
 
@@ -80,20 +79,21 @@ def peer_of(address: str, token_info: TokenInfo | None) -> str:
 def _as_set(scopes: object) -> frozenset[str]:
     """Convert scopes to a frozenset. Raises UsageError if they are no list, tuple or set of strings."""
     if isinstance(scopes, list | tuple | set | frozenset):
-        listed = list(cast("Iterable[object]", scopes))
-        found = [scope for scope in listed if isinstance(scope, str)]
-        if len(found) == len(listed):
-            return frozenset(found)
+        listed = cast("Collection[object]", scopes)
+        if all(isinstance(scope, str) for scope in listed):
+            return cast("frozenset[str]", frozenset(listed))
     raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of strings, such as {{'read'}}.")
 
 
-class Outbound(Protocol):
-    """A channel for messages that the server sends outside of a call."""
+class Outbound:
+    """The channel for messages that the server sends outside of a call. This base class has no way to the client."""
+
+    __slots__ = ()
 
     @property
     def is_readable(self) -> bool:
         """Whether the client reads this channel, or has read it before and may reconnect."""
-        ...
+        return False
 
     async def send_raw_request(
         self,
@@ -103,48 +103,25 @@ class Outbound(Protocol):
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Send a request and wait for its result."""
-        ...
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification."""
-        ...
-
-
-class NoChannel:
-    """The channel of a client to which nothing can be sent outside of a call."""
-
-    is_readable = False
-
-    async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Any:
-        """Raise `NoBackChannelError`, because there is no channel."""
+        """Send a request and return its result. Raises `NoBackChannelError` if nothing can be sent."""
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Drop the notification."""
+        """Send a notification, or drop it if nothing can be sent."""
         log.debug("%s dropped: no channel to this peer", method)
 
 
-NO_CHANNEL = NoChannel()
+NO_CHANNEL = Outbound()
 
 
+@dataclass(slots=True, eq=False)
 class Cancellation:
     """The cancellation state of one request, and the task to cancel."""
 
-    __slots__ = ("cancelled", "reason", "task", "told")
-
-    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
-        self.cancelled = False
-        self.reason: str | None = None
-        self.task = task
-        self.told: ProtocolError | None = None  # Error to answer with; None: no answer is needed.
+    task: asyncio.Task[Any] | None = None
+    cancelled: bool = False
+    reason: str | None = None
+    told: ProtocolError | None = None  # Error to answer with; None: no answer is needed.
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Cancel the request. A second call does nothing.
@@ -160,6 +137,7 @@ class Cancellation:
                 self.task.cancel()
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """The facts about one client, and the channel to it. Create it with `from_envelope` or `for_loop`.
 
@@ -169,47 +147,22 @@ class Connection:
     (True, False)
     """
 
-    __slots__ = (
-        "_connection_id",
-        "_exit_stack",
-        "_in_flight",
-        "_initialized",
-        "_ready",
-        "_state",
-        "_subscribed_uris",
-        "client_capabilities",
-        "client_info",
-        "handshake_done",
-        "is_changed",
-        "log_level",
-        "outbound",
-        "protocol_version",
-    )
-
-    def __init__(
-        self,
-        protocol_version: str,
-        client_info: Implementation | None,
-        client_capabilities: ClientCapabilities,
-        outbound: Outbound,
-        *,
-        ready: bool,
-    ) -> None:
-        self.protocol_version = protocol_version  # From the handshake, or from the request.
-        self.client_info = client_info  # For information only; may be None.
-        self.client_capabilities = client_capabilities  # Known even if client_info is None.
-        self.outbound = outbound
-        self.log_level: LogLevel | None = None
-        self.handshake_done = False  # Whether `initialize` was answered; a second one is refused.
-        self.is_changed = False  # Whether there are changes that are not stored in the session's record yet.
-        self._ready = ready  # Whether no handshake is needed, or `notifications/initialized` was received.
-        # The rest is created on first use: most connections live for one request and need none of it.
-        self._connection_id: str | None = None
-        self._exit_stack: AsyncExitStack | None = None
-        self._in_flight: dict[RequestId, Cancellation] | None = None
-        self._initialized: asyncio.Event | None = None
-        self._state: dict[str, Any] | None = None
-        self._subscribed_uris: set[str] | None = None
+    protocol_version: str  # From the handshake, or from the request.
+    client_info: Implementation | None  # For information only.
+    client_capabilities: ClientCapabilities  # Known even if `client_info` is None.
+    outbound: Outbound
+    in_flight: dict[RequestId, Cancellation]  # Requests of this client that are being served, by id.
+    is_ready: bool  # Whether the client has confirmed the handshake, or no handshake is needed.
+    # Unique id of the connection. Without a session, each call has a separate connection.
+    connection_id: str = field(default_factory=lambda: os.urandom(16).hex())
+    handshake_done: bool = False  # Whether `initialize` was answered; a second one is refused.
+    is_changed: bool = False  # Whether there are changes that are not stored in the session's record yet.
+    log_level: LogLevel | None = None
+    # Values that handlers keep for the life of the connection, in this process.
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    subscribed_uris: set[str] = field(default_factory=set[str])  # Resources that the client of a session subscribed to.
+    _exit_stack: AsyncExitStack | None = None
+    _initialized: asyncio.Event | None = None
 
     @classmethod
     def from_envelope(
@@ -225,9 +178,9 @@ class Connection:
 
         Connections that share one pipe share `in_flight`, so that a cancellation finds its request.
         """
-        connection = cls(protocol_version, client_info, client_capabilities or _NO_CAPABILITIES, outbound, ready=True)
-        connection._in_flight = in_flight
-        return connection
+        capabilities = client_capabilities or _NO_CAPABILITIES
+        shared = {} if in_flight is None else in_flight
+        return cls(protocol_version, client_info, capabilities, outbound, shared, is_ready=True)
 
     @classmethod
     def for_loop(
@@ -238,17 +191,9 @@ class Connection:
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
         """Return a connection that is ready after a handshake."""
-        connection = cls("", None, _NO_CAPABILITIES, outbound, ready=False)
-        connection._connection_id = connection_id
-        connection._in_flight = in_flight
+        connection = cls("", None, _NO_CAPABILITIES, outbound, {} if in_flight is None else in_flight, is_ready=False)
+        connection.connection_id = connection_id or connection.connection_id
         return connection
-
-    @property
-    def connection_id(self) -> str:
-        """Unique id of the connection. Without a session, each call has a separate connection."""
-        if self._connection_id is None:
-            self._connection_id = os.urandom(16).hex()
-        return self._connection_id
 
     @property
     def has_standalone_channel(self) -> bool:
@@ -258,21 +203,16 @@ class Connection:
     @property
     def initialize_accepted(self) -> bool:
         """Whether requests are accepted: the handshake was answered, or is not needed."""
-        return self._ready or self.handshake_done
+        return self.is_ready or self.handshake_done
 
     @property
     def initialized(self) -> asyncio.Event:
         """Event that is set once the server may send requests to the client."""
         if self._initialized is None:
             self._initialized = asyncio.Event()
-            if self._ready:
+            if self.is_ready:
                 self._initialized.set()
         return self._initialized
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the client has confirmed the handshake, or no handshake is needed."""
-        return self._ready
 
     def complete_handshake(
         self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
@@ -291,31 +231,10 @@ class Connection:
 
     def set_initialized(self) -> None:
         """Record that `notifications/initialized` was received."""
-        self.is_changed = self.is_changed or not self._ready
-        self._ready = True
+        self.is_changed = self.is_changed or not self.is_ready
+        self.is_ready = True
         if self._initialized is not None:
             self._initialized.set()
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Values that handlers keep for the life of the connection, in this process."""
-        if self._state is None:
-            self._state = {}
-        return self._state
-
-    @property
-    def subscribed_uris(self) -> set[str]:
-        """Resources that the client subscribed to in its session."""
-        if self._subscribed_uris is None:
-            self._subscribed_uris = set()
-        return self._subscribed_uris
-
-    @property
-    def in_flight(self) -> dict[RequestId, Cancellation]:
-        """Requests of this client that are being served, by id. Two connections may use the same id."""
-        if self._in_flight is None:
-            self._in_flight = {}
-        return self._in_flight
 
     @property
     def exit_stack(self) -> AsyncExitStack:

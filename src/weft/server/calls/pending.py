@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET
 
-from weft.errors import InternalError, RemoteError, RequestTimeout
+from weft.errors import InternalError, NoBackChannelError, RemoteError, RequestTimeout
 from weft.jsonrpc import Frame, encode_notification, encode_request
-from weft.types.base import ProgressToken
+from weft.server.calls.connection import Connection, OnProgress, Outbound
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
 log = logging.getLogger("weft.outstanding")
 
 SendMessage: TypeAlias = Callable[[bytes], Awaitable[None]]  # sends an encoded message to the peer
-OnProgress: TypeAlias = Callable[[ProgressParams], None]
 
 PROGRESS_SECONDS = 60.0  # Least time that a request has left after a progress notification.
 TOTAL_SECONDS = 600.0  # Longest total time of a request with progress, unless its timeout is longer.
@@ -36,21 +36,20 @@ class _PeerError(msgspec.Struct):
     data: Any = None
 
 
+@dataclass(slots=True)
 class _PendingRequest:
     """One request that is not answered."""
 
-    __slots__ = ("answer", "at_most", "deadline", "on_progress")
-
-    def __init__(self, on_progress: OnProgress | None, timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Frame] = loop.create_future()
-        self.at_most = loop.time() + max(timeout, TOTAL_SECONDS)  # Progress extends the deadline up to this time.
-        self.on_progress = on_progress
-        self.deadline: asyncio.Timeout | None = None
+    answer: asyncio.Future[Frame]
+    on_progress: OnProgress | None
+    at_most: float  # Time of the event loop up to which progress extends the deadline.
+    deadline: asyncio.Timeout | None = None
 
 
 class PendingRequests:
     """The unanswered requests to one peer. Their ids begin with `name`, which is different at each worker."""
+
+    __slots__ = ("_closed", "_name", "_numbers", "_waiting", "send")
 
     def __init__(self, name: str, send: SendMessage) -> None:
         self._name = name
@@ -82,7 +81,9 @@ class PendingRequests:
         if self._closed is not None:
             raise RemoteError(InternalError.code, self._closed)
         request_id = f"{self._name}-{next(self._numbers)}"
-        waiting = self._waiting[request_id] = _PendingRequest(on_progress, timeout)
+        loop = asyncio.get_running_loop()
+        at_most = loop.time() + max(timeout, TOTAL_SECONDS)
+        waiting = self._waiting[request_id] = _PendingRequest(loop.create_future(), on_progress, at_most)
         if on_progress is not None:
             params = {**(params or {}), "_meta": {**(params or {}).get("_meta", {}), "progressToken": request_id}}
         try:
@@ -114,7 +115,7 @@ class PendingRequests:
 
         Return False if there is no such request, or if it has no `on_progress`.
         """
-        token: ProgressToken = params.progress_token
+        token = params.progress_token
         waiting = self._waiting.get(token) if isinstance(token, str) else None
         if waiting is None or waiting.on_progress is None:
             return False
@@ -134,6 +135,46 @@ class PendingRequests:
             if not waiting.answer.done():
                 waiting.answer.set_exception(RemoteError(InternalError.code, reason))
                 waiting.answer.exception()  # Mark it as retrieved: the waiting task may be cancelled first.
+
+
+class ClientChannel(Outbound):
+    """The channel to a client that has a session, with the requests that the client has not answered."""
+
+    __slots__ = ("_ask_seconds", "connection", "outstanding")
+
+    def __init__(self, name: str, ask_seconds: float, connection: Connection) -> None:
+        self._ask_seconds = ask_seconds  # Default timeout of a request.
+        self.connection = connection
+        self.outstanding = PendingRequests(name, self.send)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the client reads this channel."""
+        return True
+
+    async def send(self, message: bytes) -> None:
+        """Send an encoded message to the client, outside of a call."""
+        raise NotImplementedError
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send a request and return its result. Raises `NoBackChannelError` if the client does not read the channel."""
+        if not self.is_readable:
+            raise NoBackChannelError(method)
+        limit = self._ask_seconds if timeout is None else timeout
+        answer = await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+        return msgspec.json.decode(answer)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification, if the client reads the channel."""
+        if self.is_readable:
+            await self.send(encode_notification(method, UNSET if params is None else params))
 
 
 async def _cancel_at_peer(send: SendMessage, request_id: str, reason: str) -> None:

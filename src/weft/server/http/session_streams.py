@@ -99,7 +99,7 @@ class SessionStreams:
 
         async def prepare() -> bool:
             nonlocal is_last_look
-            if session.ended or is_last_look or not await self._sessions.holds_stream(session):
+            if session.ended or is_last_look or not await self._sessions.records.hold_stream(session):
                 return False
             if self._sessions.closing and not form.lasts():
                 is_last_look = True  # send what was stored until now
@@ -122,7 +122,7 @@ class SessionStreams:
         finally:
             if session.wake in (news, None):  # else another request has taken it over
                 session.wake = None
-                await self._sessions.close_stream(session)
+                await self._sessions.records.drop_stream(session)
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
         """Send the rest of the stream of a request, and end the response that sent the stream before."""

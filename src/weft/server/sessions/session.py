@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from dataclasses import InitVar, dataclass, field
+from typing import Protocol, cast
 
 import msgspec
-from msgspec import UNSET
 
 from weft.backends import Store
 from weft.eras.base import log_level_reached
 from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
-from weft.errors import InvalidParams, InvalidRequest, NoBackChannelError, ParseError, ProtocolError
-from weft.jsonrpc import Frame, check_bounds, decode, encode_error, encode_notification
+from weft.errors import InvalidParams, InvalidRequest, ParseError, ProtocolError
+from weft.jsonrpc import Frame, check_bounds, decode, encode_error
 from weft.limits import Limits
 from weft.server.calls.call import Call, Handler
 from weft.server.calls.changes import Change, ChangeInbox
 from weft.server.calls.connection import Connection
-from weft.server.calls.pending import OnProgress, PendingRequests
+from weft.server.calls.pending import ClientChannel
 from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.base import EmptyResult, Implementation, LogLevel
 from weft.types.features import SubscribeParams
@@ -59,71 +59,35 @@ class ResumedReader(asyncio.Event):
         self.set()
 
 
-class Session:
-    """The live part of one session in this process. It is also the `Outbound` channel of its connection."""
+@dataclass(slots=True, eq=False)
+class Session(ClientChannel):
+    """The live part of one session in this process.
 
-    __slots__ = (
-        "_limits",
-        "_outstanding",
-        "_streams",
-        "connection",
-        "ended",
-        "id",
-        "in_use",
-        "inbox",
-        "last_used",
-        "open_streams",
-        "peer",
-        "principal",
-        "record",
-        "renewed",
-        "resumed",
-        "stale",
-        "streams_begun",
-        "wake",
-        "worker",
-    )
+    It is also the channel of its connection: messages outside calls go to the standalone stream.
+    """
 
-    def __init__(
-        self, id: str, principal: str | None, peer: str, worker: str, streams: Streams, limits: Limits
-    ) -> None:
-        self.id = id
-        self.connection = Connection.for_loop(self, connection_id=id)
-        self._streams = streams
-        self._limits = limits
-        self.principal = principal
-        self.peer = peer  # principal or address that this session counts for, in limits
-        self.worker = worker  # id of this process
-        self.last_used = time.monotonic()
-        self.renewed = self.last_used  # when the lifetime of the record was last extended
-        self.in_use = 0  # open requests and streams: while there are any, the session is not idle
-        self.ended = False
-        self.stale = False  # another worker has changed the record
-        self.inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
-        self.wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
-        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or stored
-        self.open_streams: dict[str, OpenStream] = {}  # streams of requests, by name
-        self.resumed: dict[str, ResumedReader] = {}  # resumed streams of requests, by name
-        self.streams_begun = 0  # number of streams of requests, for their names
-        self._outstanding: PendingRequests | None = None
+    id: str
+    principal: str | None
+    peer: str  # principal or address that this session counts for, in limits
+    worker: str  # id of this process
+    streams: Streams
+    limits: InitVar[Limits]
+    record: Record = field(init=False)  # as last read or stored
+    last_used: float = field(default_factory=time.monotonic)
+    renewed: float = field(default_factory=time.monotonic)  # when the lifetime of the record was last extended
+    in_use: int = 0  # open requests and streams: while there are any, the session is not idle
+    ended: bool = False
+    stale: bool = False  # another worker has changed the record
+    inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
+    wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
+    open_streams: dict[str, OpenStream] = field(default_factory=dict[str, OpenStream])  # of requests, by name
+    resumed: dict[str, ResumedReader] = field(default_factory=dict[str, ResumedReader])  # of requests, by name
+    streams_begun: int = 0  # number of streams of requests, for their names
 
-    @property
-    def outstanding(self) -> PendingRequests:
-        """The requests of the server that the client has not answered."""
-        if self._outstanding is None:
-            self._outstanding = PendingRequests(self.worker, self.send)
-            if self.ended:
-                self._outstanding.close()
-        return self._outstanding
-
-    @property
-    def asked(self) -> PendingRequests | None:
-        """The same as `outstanding`, but None if the server has never sent a request to the client."""
-        return self._outstanding
-
-    def end_questions(self) -> None:
-        """Fail all pending and future requests to the client, because the server stops."""
-        self.outstanding.close("The server stops and accepts no more answers.")
+    def __post_init__(self, limits: Limits) -> None:
+        connection = Connection.for_loop(self, connection_id=self.id)
+        ClientChannel.__init__(self, self.worker, limits.ask_seconds, connection)
+        self.record = Record("", None, connection.client_capabilities, self.principal, self.peer)
 
     def name_stream(self) -> str:
         """Return a new name for a stream of this session, unique among all workers."""
@@ -153,36 +117,11 @@ class Session:
         if self.wake is not None:
             self.wake.set()
 
-    # Messages outside calls go to the standalone stream.
-
-    async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Any:
-        """Send a request to the client and return its result.
-
-        Raises `NoBackChannelError` if the client never opened the standalone stream, or the session has ended.
-        """
-        if not self.has_listened or self.ended:
-            raise NoBackChannelError(method)
-        limit = self._limits.ask_seconds if timeout is None else timeout
-        answer = await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
-        return msgspec.json.decode(answer)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification to the client, if the client has ever opened the standalone stream."""
-        if self.has_listened:
-            await self.send(encode_notification(method, UNSET if params is None else params))
-
     async def send(self, message: bytes) -> None:
         """Write a message to the standalone stream, and wait while its reader is far behind."""
         if not self.ended:  # the events of an ended session would stay in the log
-            await self._streams.append(self.id, STANDALONE, message)
-            await self._streams.room(self.id, STANDALONE)
+            await self.streams.append(self.id, STANDALONE, message)
+            await self.streams.room(self.id, STANDALONE)
 
     def to_record(self) -> Record:
         """Return the record of the session as this worker knows it."""
@@ -224,8 +163,7 @@ class Session:
         self.ended = True
         for cancellation in list(self.connection.in_flight.values()):
             cancellation.cancel("the session has ended")
-        if self._outstanding is not None:
-            self._outstanding.close()
+        self.outstanding.close()
         self.wake_streams()
 
     def wake_streams(self) -> None:
@@ -299,25 +237,21 @@ class Records:
 
     # Only one worker at a time may have the standalone stream open. The claim of a worker that died expires.
 
-    async def take_stream(self, id: str, worker: str) -> None:
-        """Make `worker` the owner of the standalone stream, even if another worker owns it."""
-        await self._store.put(_stream(id), worker.encode(), ttl=self._stream_seconds)
+    async def hold_stream(self, session: Session, *, takes_over: bool = False) -> bool:
+        """Make this worker the owner of the standalone stream, or extend its ownership.
 
-    async def hold_stream(self, id: str, worker: str) -> bool:
-        """Make `worker` the owner of the standalone stream, or extend its ownership.
-
-        Return False if another worker owns the stream.
+        Return False if another worker owns the stream. With `takes_over`, this worker becomes the owner even then.
         """
-        if await self._store.swap(_stream(id), None, worker.encode(), ttl=self._stream_seconds):
+        key, owner, ttl = _stream(session.id), session.worker.encode(), self._stream_seconds
+        if takes_over:
+            await self._store.put(key, owner, ttl=ttl)
             return True
-        if await self._store.get(_stream(id)) != worker.encode():
-            return False
-        return await self._store.touch(_stream(id), ttl=self._stream_seconds)
+        return await self._store.swap(key, owner, owner, ttl=ttl) or await self._store.swap(key, None, owner, ttl=ttl)
 
-    async def drop_stream(self, id: str, worker: str) -> None:
-        """End the ownership of the standalone stream, if `worker` owns it."""
-        if await self._store.get(_stream(id)) == worker.encode():
-            await self._store.delete(_stream(id))
+    async def drop_stream(self, session: Session) -> None:
+        """End the ownership of the standalone stream, if this worker owns it."""
+        if await self._store.get(_stream(session.id)) == session.worker.encode():
+            await self._store.delete(_stream(session.id))
 
 
 def _merge(before: Record, after: Record, stored: Record) -> Record:

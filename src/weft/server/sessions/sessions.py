@@ -28,8 +28,8 @@ from weft.backends import Unsubscribe
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
 from weft.server.calls.changes import encode_change
-from weft.server.calls.connection import Cancellation, Connection
-from weft.server.calls.pending import PendingRequests
+from weft.server.calls.connection import Cancellation
+from weft.server.calls.pending import ClientChannel
 from weft.server.diagnostics import report
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import OFTEN, Records, Session
@@ -49,7 +49,7 @@ class Sessions:
         self.streams = Streams(runtime.backend, runtime.limits)
         self.closing = False  # the server is stopping: streams end as soon as they are opened
         self._runtime = runtime
-        self._records = Records(runtime.backend.store, runtime.limits)
+        self.records = Records(runtime.backend.store, runtime.limits)
         self._bus = runtime.backend.bus
         self._worker = secrets.token_hex(4)  # id of this process
         self._unused: OrderedDict[str, Session] = OrderedDict()  # no request since the handshake; oldest first
@@ -59,7 +59,7 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
         self._joining = asyncio.Lock()
-        self._subscriptions: list[Unsubscribe] = []  # functions that unsubscribe from the topics of the Backend's bus
+        self._leave_bus: Unsubscribe | None = None  # ends the subscription to the messages of other workers
         self.sessionless_calls: set[Cancellation] = set()  # calls of the session era where no sessions are kept
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Sessions:
             await self._join_bus()
             session.record = session.to_record()
             session.connection.is_changed = False
-            await self._records.add(session.id, session.record)
+            await self.records.add(session.id, session.record)
         except BaseException:
             self._remove(session)
             raise
@@ -106,7 +106,7 @@ class Sessions:
         self._per_peer[session.peer].move_to_end(id)
         if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
             session.renewed = now
-            if not await self._records.renew(id):  # the record has expired
+            if not await self.records.renew(id):  # the record has expired
                 self.end_soon(session)
         return None if session.ended else session  # another task may have ended it
 
@@ -115,10 +115,10 @@ class Sessions:
         session.connection.is_changed = False
         mine = session.to_record()
         try:
-            merged = None if session.ended else await self._records.change(session.id, session.record, mine)
+            merged = None if session.ended else await self.records.change(session.id, session.record, mine)
             if merged is not None:
                 session.apply_record(mine, merged)
-                await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
+                await self._publish(session)
         except BaseException:
             session.connection.is_changed = True  # the next request tries again
             raise
@@ -129,9 +129,7 @@ class Sessions:
         Return False if the stream is open at another worker. With `takes_over`, open the stream even then, because the
         client resumes it here.
         """
-        if takes_over:
-            await self._records.take_stream(session.id, self._worker)
-        elif not await self.holds_stream(session):
+        if not await self.records.hold_stream(session, takes_over=takes_over):
             return False
         if session.inbox is None and not session.ended:
             self._runtime.changes.open_inbox(session.open_inbox())
@@ -139,23 +137,12 @@ class Sessions:
             await self.save(session)
         return True
 
-    async def holds_stream(self, session: Session) -> bool:
-        """Make this worker the owner of the standalone stream, or extend its ownership.
-
-        Return False if another worker owns the stream.
-        """
-        return await self._records.hold_stream(session.id, self._worker)
-
-    async def close_stream(self, session: Session) -> None:
-        """End the ownership of the standalone stream, if this worker owns it."""
-        await self._records.drop_stream(session.id, self._worker)
-
     async def end(self, session: Session) -> None:
         """End a session at all workers, and delete its record and streams."""
         session.ended = True
         try:
-            await self._records.delete(session.id)
-            await self._bus.publish(_ENDED, session.id.encode())
+            await self.records.delete(session.id)
+            await self._publish(session, has_ended=True)
         finally:
             await self._forget(session)
 
@@ -185,7 +172,7 @@ class Sessions:
     def _end_questions(self) -> None:
         if self.closing:
             for session in self._all():
-                session.end_questions()
+                session.outstanding.close("The server stops and accepts no more answers.")
 
     async def close(self) -> None:
         """End the live part of every session, because the server stops. The records stay, for other workers."""
@@ -193,7 +180,12 @@ class Sessions:
         await asyncio.gather(self._cancel_sessionless_calls(), *ended)
         if self._background:
             await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
-        await _unsubscribe(self._subscriptions)
+        leave_bus, self._leave_bus = self._leave_bus, None
+        if leave_bus is not None:
+            try:
+                await leave_bus()
+            except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+                report("Leaving the Backend's bus", error, debug=False)
         self.closing = False
 
     async def _cancel_sessionless_calls(self) -> None:
@@ -203,39 +195,53 @@ class Sessions:
         if tasks:
             await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
 
-    # Responses and notifications of a client may reach another worker than the one that they concern.
+    # Messages of a client may reach another worker than the one that they concern.
 
     async def answered(self, session: Session, frame: Frame) -> None:
-        """Pass a response of the client to the worker that sent the request."""
-        worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
-        if worker == self._worker:
-            session.outstanding.answered(frame)
-        elif worker:
-            await self._bus.publish(_answers(worker), session.id.encode() + b" " + msgspec.json.encode(frame))
-
-    def _answer_came(self, message: bytes) -> None:
-        id, _, raw = message.partition(b" ")
-        session = self._local(id.decode())
-        if session is not None:
-            session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
+        """Take a response of the client. If another worker has sent the request, pass the response on."""
+        if not session.outstanding.answered(frame):
+            await self._publish(session, frame)
 
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Handle a notification of the client.
-
-        If it is about a request that another worker serves or has sent, pass it to the other workers.
-        """
-        if not take_notification(self._runtime, session.connection, session.asked, frame):
-            notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
-            await self._bus.publish(_NOTICES, notice)
+        """Take a notification of the client. If another worker has the request that it is about, pass it on."""
+        if not take_notification(self._runtime, session, frame):
+            await self._publish(session, frame)
         if session.connection.is_changed:
             await self.save(session)
 
-    def _notice_came(self, message: bytes) -> None:
-        worker, id, raw = message.split(b" ", 2)
-        session = self._local(id.decode())
-        if session is not None and worker.decode() != self._worker:
-            frame = msgspec.json.decode(raw, type=Frame)
-            take_notification(self._runtime, session.connection, session.asked, frame)
+    async def _publish(self, session: Session, frame: Frame | None = None, *, has_ended: bool = False) -> None:
+        """Send a message about a session to the other workers."""
+        await self._bus.publish(_TOPIC, msgspec.json.encode(_WorkerMessage(self._worker, session.id, frame, has_ended)))
+
+    def _receive(self, message: bytes) -> None:
+        """Handle a message of another worker about a session."""
+        sent = _read_message(message)
+        session = self._local(sent.session)
+        if session is None or sent.worker == self._worker:
+            return
+        if sent.has_ended:
+            if not session.ended:
+                session.ended = True
+                self._in_background(self._forget(session))
+        elif sent.frame is None:
+            self._record_changed(session)
+        elif sent.frame.is_notification:
+            take_notification(self._runtime, session, sent.frame)
+        else:
+            session.outstanding.answered(sent.frame)
+
+    def _record_changed(self, session: Session) -> None:
+        session.stale = True
+        if self._unused.pop(session.id, None) is not None:
+            self._used[session.id] = session
+        if session.in_use or session.has_listened:  # open requests and streams need the new state now
+            self._in_background(self._fetch(session.id, session))
+
+    async def _join_bus(self) -> None:
+        """Subscribe to the messages of other workers."""
+        async with self._joining:
+            if self._leave_bus is None:
+                self._leave_bus = await self._bus.subscribe(_TOPIC, self._receive)
 
     async def send_changes(self, session: Session) -> None:
         """Write pending changes to the standalone stream of a session: as many as its reader can take."""
@@ -308,13 +314,13 @@ class Sessions:
                     session.last_used = now
                     if now - session.renewed > seconds / OFTEN:
                         session.renewed = now
-                        self._in_background(self._records.renew(session.id))
+                        self._in_background(self.records.renew(session.id))
                 elif now - session.last_used >= seconds:
                     self._in_background(self._end_if_over(session))
 
     async def _end_if_over(self, session: Session) -> None:
         """End a session that was idle here for too long, unless another worker has used it."""
-        if await self._records.read(session.id) is None and not session.in_use and not session.ended:
+        if await self.records.read(session.id) is None and not session.in_use and not session.ended:
             self.end_soon(session)
 
     def _all(self) -> Iterable[Session]:
@@ -333,7 +339,7 @@ class Sessions:
             known.stale = False
         try:
             await self._join_bus()  # before the record is read, so that no later change is missed
-            record = await self._records.read(id)
+            record = await self.records.read(id)
         except BaseException:
             if known is not None:
                 known.stale = True
@@ -351,46 +357,9 @@ class Sessions:
         session.apply_record(session.record, record)
         return session
 
-    async def _join_bus(self) -> None:
-        """Subscribe to the messages of other workers: responses, notifications, changed and ended sessions."""
-        if self._subscriptions:
-            return
-        async with self._joining:
-            if not self._subscriptions:
-                topics = {
-                    _answers(self._worker): self._answer_came,
-                    _NOTICES: self._notice_came,
-                    _ENDED: self._ended_elsewhere,
-                    _CHANGED: self._changed_elsewhere,
-                }
-                joined: list[Unsubscribe] = []
-                try:
-                    for topic, receive in topics.items():
-                        joined.append(await self._bus.subscribe(topic, receive))
-                except BaseException:
-                    await _unsubscribe(joined)  # the next attempt subscribes to all topics again
-                    raise
-                self._subscriptions = joined
-
-    def _ended_elsewhere(self, message: bytes) -> None:
-        session = self._local(message.decode())
-        if session is not None and not session.ended:
-            session.ended = True
-            self._in_background(self._forget(session))
-
     async def _forget(self, session: Session) -> None:
         await self._release(session)
         await self.streams.forget(session.id)
-
-    def _changed_elsewhere(self, message: bytes) -> None:
-        worker, _, id = message.decode().partition(" ")
-        session = self._local(id)
-        if session is not None and worker != self._worker:
-            session.stale = True
-            if self._unused.pop(id, None) is not None:
-                self._used[id] = session
-            if session.in_use or session.has_listened:  # open requests and streams need the new state now
-                self._in_background(self._fetch(id, session))
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="weft-sessions")
@@ -403,22 +372,19 @@ class Sessions:
             report("Keeping sessions in the Backend", error, debug=False)
 
 
-_ENDED = "sessions/ended"
-_CHANGED = "sessions/changed"
-_NOTICES = "sessions/notices"
+_TOPIC = "sessions"  # of the Backend's bus
 
 
-async def _unsubscribe(topics: list[Unsubscribe]) -> None:
-    """Call all functions that unsubscribe from a topic. If one fails, report the error and call the others."""
-    while topics:
-        try:
-            await topics.pop()()
-        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
-            report("Leaving the Backend's bus", error, debug=False)
+class _WorkerMessage(msgspec.Struct, array_like=True):
+    """A message to the other workers about a session. Without `frame` and `has_ended`, its record was changed."""
+
+    worker: str  # id of the sender
+    session: str
+    frame: Frame | None = None  # a message of the client about a request that another worker may have
+    has_ended: bool = False
 
 
-def _answers(worker: str) -> str:
-    return f"answers/{worker}"
+_read_message = msgspec.json.Decoder(_WorkerMessage).decode
 
 
 def _idle(candidates: Iterable[Session]) -> Session:
@@ -435,13 +401,12 @@ _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 _read_progress = msgspec.json.Decoder(ProgressParams).decode
 
 
-def take_notification(
-    runtime: Runtime, connection: Connection, outstanding: PendingRequests | None, frame: Frame
-) -> bool:
+def take_notification(runtime: Runtime, session: ClientChannel, frame: Frame) -> bool:
     """Handle a notification of the client. Unknown and malformed notifications are ignored.
 
     Return False if the notification concerns a request that this worker does not have.
     """
+    connection = session.connection
     params = b"{}" if frame.params is UNSET else bytes(frame.params)
     try:
         if frame.method == READY:
@@ -453,7 +418,7 @@ def take_notification(
                 return False
             cancellation.cancel(cancelled.reason)
         elif frame.method == "notifications/progress":
-            return outstanding is not None and outstanding.progressed(_read_progress(params))
+            return session.outstanding.progressed(_read_progress(params))
         elif frame.method == "notifications/roots/list_changed":
             runtime.roots_changed(connection)
     except msgspec.DecodeError:

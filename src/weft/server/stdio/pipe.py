@@ -19,13 +19,13 @@ from msgspec import UNSET
 from weft.eras.base import choose
 from weft.eras.session import SESSION
 from weft.errors import InternalError, ParseError, ProtocolError
-from weft.jsonrpc import Frame, Line, decode, encode_error, encode_notification
+from weft.jsonrpc import Frame, Line, decode, encode_error
 from weft.net.logs import masked_body
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.execution import EagerTaskStarter
-from weft.server.calls.pending import OnProgress, PendingRequests, SendMessage
+from weft.server.calls.pending import ClientChannel, SendMessage
 from weft.server.diagnostics import note_refusal, report
 from weft.server.runtime.admission import busy, still_served
 from weft.server.runtime.request_log import is_wire_logged, refused
@@ -304,46 +304,30 @@ def _one_line(message: bytes) -> bytes:
     return message.replace(b"\n", b" ")
 
 
-class PipeSession:
+class PipeSession(ClientChannel):
     """The session of a pipe's client: its connection, the requests that it has not answered, and its pending changes.
 
-    It is also the `Outbound` channel of the connection: messages that belong to no call are written like all others.
+    Messages that belong to no call are written like all others.
     """
 
-    is_readable = True
-
     def __init__(self, runtime: Runtime, send: SendMessage, in_flight: dict[RequestId, Cancellation]) -> None:
+        super().__init__("s", runtime.limits.ask_seconds, Connection.for_loop(self, in_flight=in_flight))
         self._runtime = runtime
         self._send = send
         self._changes_task: asyncio.Task[None] | None = None  # sends the changes in the inbox
-        self.outstanding = PendingRequests("s", send)
-        self.connection = Connection.for_loop(self, in_flight=in_flight)
         self._inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._start_sending)
         runtime.changes.open_inbox(self._inbox)
 
-    async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Any:
-        """Send a request to the client, outside any call, and return its result."""
-        limit = self._runtime.limits.ask_seconds if timeout is None else timeout
-        answer = await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
-        return msgspec.json.decode(answer)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification to the client, outside any call."""
-        await self._send(encode_notification(method, UNSET if params is None else params))
+    async def send(self, message: bytes) -> None:
+        """Write a message to the client."""
+        await self._send(message)
 
     def take(self, frame: Frame) -> None:
         """Handle a notification, or a response to a request of the server."""
         if frame.is_response:
             self.outstanding.answered(frame)
         else:
-            take_notification(self._runtime, self.connection, self.outstanding, frame)
+            take_notification(self._runtime, self, frame)
 
     def takes_batch(self, line: bytes) -> bool:
         """Return whether `line` is an array of messages, and the client's revision has batches."""
@@ -367,7 +351,7 @@ class PipeSession:
 
     async def _send_changes(self) -> None:
         while (change := self._inbox.take()) is not None:
-            await self._send(encode_change(change))
+            await self.send(encode_change(change))
 
 
 # The following classes log every message. They are used only if the log level is debug.
