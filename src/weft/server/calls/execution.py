@@ -100,6 +100,12 @@ async def take_back(task: asyncio.Task[Any]) -> None:
         pass
 
 
+def is_cancelled() -> bool:
+    """Return whether the current task is being cancelled. False: a CancelledError was raised for another reason."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class EagerTaskStarter:
     """Starts coroutines at once. Only a coroutine that waits needs a new task.
 

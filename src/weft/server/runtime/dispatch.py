@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import chain
@@ -39,8 +40,9 @@ from weft.protocol.request_state import StateRefused
 from weft.protocol.revisions import METHODS, Method
 from weft.server.asking.rounds import InputRequired, asker_of, questions, round_of, signal_in
 from weft.server.calls.call import Call, Handler, require_needs
+from weft.server.calls.execution import is_cancelled
 from weft.server.calls.services import Services
-from weft.server.diagnostics import caller, is_users, location, report, report_code, target, with_article
+from weft.server.diagnostics import caller, location, report, report_code, target, with_article
 from weft.server.features.registry import Encoded, InsufficientScope, require_scopes
 from weft.server.features.tools import failure_of
 from weft.server.runtime.admission import Busy
@@ -81,34 +83,16 @@ def check_middleware(layer: Any) -> None:
     raise UsageError(f"{_named(layer)} is a plain `def`; write `async def` and `return await next()`.")
 
 
-def explain_next(
-    error: BaseException, middleware: Sequence[Callable[..., Any]], chain: Callable[..., Any]
-) -> BaseException:
-    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself.
-
-    `chain` is the handler of the call, wrapped in the middleware. The error must name one of its functions.
-    """
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    if not frames or not is_users(frames[-1].f_code.co_filename):
-        return error
-    if not str(error).startswith(tuple(f"{name}()" for name in _names_in(chain))):
-        return error
-    codes = [frame.f_code for frame in frames]
+def explain_next(error: TypeError, middleware: Sequence[Callable[..., Any]]) -> Exception:
+    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself."""
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
     layers = [layer for layer in middleware if getattr(target(layer), "__code__", None) in codes]
-    if not layers:
+    if not layers or not str(error).startswith(f"{_step.__qualname__}.<locals>.following()"):
         return error
     return UsageError(
         f"{_named(layers[-1])} gave next() an argument; it takes none. Write `await next()`; change `ctx.params` to "
         "change the call."
     ).with_traceback(error.__traceback__)
-
-
-def _names_in(chain: Any) -> set[str]:
-    """Return the qualified names of all functions in a chain of partials."""
-    if isinstance(chain, partial):
-        parts = cast("partial[Any]", chain)
-        return {name for part in (parts.func, *parts.args) for name in _names_in(part)}
-    return {getattr(chain, "__qualname__", type(chain).__qualname__)}
 
 
 def no_result(layer: Any, returned: object) -> UsageError:
@@ -136,9 +120,7 @@ Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # `fn(err
 
 _ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
 
-_RETURNS = (
-    "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it unchanged."
-)
+_RETURNS = "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again."
 
 
 class Translations:
@@ -162,10 +144,18 @@ class Translations:
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
 
     async def translate(self, call: Call, error: BaseException) -> Result | BaseException:
-        """Return the result or error that a function makes of `error`, or `error` itself if no function handles it."""
-        error, kind = self._find(call, error)
+        """Return the result or error that a function makes of `error`, or `error` itself if no function handles it.
+
+        If `error` is a group with one exception, and the group has no function, that exception is translated.
+        """
+        untranslated, kind = error, self._class_for(call, error)
+        while kind is None and isinstance(error, BaseExceptionGroup):
+            members = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            if len(members) > 1:
+                break
+            error, kind = members[0], self._class_for(call, members[0])  # a task group has wrapped it
         if kind is None:
-            return error
+            return untranslated
         fn, takes_context = self._functions[kind]
         described = f"The function for on_error({kind.__name__}) ({location(fn)})"
         trace = error.__traceback__
@@ -175,39 +165,21 @@ class Translations:
         except _ANSWERS as answer:
             return _as_answer(call, answer, described)
         except BaseException as fault:
-            if isinstance(fault, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(fault, asyncio.CancelledError) and is_cancelled():
                 raise
             if fault is error:  # raised again by the function: restore the original traceback
                 return error.with_traceback(trace)
             call.blamed = described
             return fault
 
-    def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
-        """Return the exception to translate, and its class or nearest base class that has a function.
-
-        If `error` is a group with one exception, and the group has no function, that exception is translated. The class
-        is None if there is no function.
-        """
-        kind = self._class_for(call, error)
-        lone = error
-        while kind is None and isinstance(lone, BaseExceptionGroup):
-            members = cast("BaseExceptionGroup[BaseException]", lone).exceptions
-            if len(members) != 1:
-                return error, None
-            lone = members[0]  # a task group has wrapped it
-            kind = self._class_for(call, lone)
-        return (error, None) if kind is None else (lone, kind)
-
     def _class_for(self, call: Call, error: BaseException) -> type[Exception] | None:
-        is_answer = isinstance(error, _ANSWERS)
+        """Return the class of `error`, or its nearest base class, that has a function; None if there is none."""
+        classes = type(error).__mro__
         if isinstance(error, ProtocolError) and call.blamed is None:
             return None  # the request was refused before it reached a feature
-        for kind in type(error).__mro__:
-            if is_answer and kind is WeftError:
-                return None
-            if kind in self._functions:
-                return kind
-        return None
+        if isinstance(error, _ANSWERS):  # functions for all exceptions do not translate it
+            classes = classes[: classes.index(WeftError)]
+        return next((kind for kind in classes if kind in self._functions), None)
 
 
 def check_exceptions(kind: object) -> None:
@@ -231,16 +203,13 @@ def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseExceptio
     is_tool = isinstance(call.envelope.params, CallToolParams)
     if isinstance(answer, str):
         answer = ToolError(answer)
-    if isinstance(answer, ToolError):
-        return answer if is_tool else InternalError(str(answer))
-    if isinstance(answer, ProtocolError):
-        return answer
-    if isinstance(answer, Result) and (is_tool or not isinstance(answer, CallToolResult)):
+    if isinstance(answer, ToolError) and not is_tool:
+        return InternalError(str(answer))
+    if isinstance(answer, (*_ANSWERS, Result)) and (is_tool or not isinstance(answer, CallToolResult)):
         return answer
     call.blamed = described
-    if isinstance(answer, Result):
-        return UsageError(f"It returned a CallToolResult to {call.method}, which is no call of a tool. {_RETURNS}")
-    return UsageError(f"It returned something of the type {type(answer).__name__!r}. {_RETURNS}")
+    where = f" to {call.method}, which is no call of a tool" if isinstance(answer, Result) else ""
+    return UsageError(f"It returned something of the type {type(answer).__name__!r}{where}. {_RETURNS}")
 
 
 def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
@@ -249,21 +218,14 @@ def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some functions that are written in C have no signature
         return False
-    for arguments in (("error",), ("error", "ctx")):
-        try:
+    for takes_context, arguments in ((False, ("error",)), (True, ("error", "ctx"))):
+        with suppress(TypeError):
             signature.bind(*arguments)
-        except TypeError:
-            continue
-        return len(arguments) == 2
+            return takes_context
     raise UsageError(
         f"server.on_error({kind.__name__}) was given a function that cannot be called ({location(fn)}). Write "
         "`def fn(error)` or `def fn(error, ctx)`."
     )
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is None or bool(task.cancelling())
 
 
 _UNKNOWN = object()
@@ -392,8 +354,7 @@ class Dispatcher:
         except ProtocolError as error:
             return await self._conclude(call, error)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             # The call was not cancelled: the handler raised this error, or awaited something that was cancelled.
             return self.fail(call, error)
@@ -417,7 +378,7 @@ class Dispatcher:
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
         """Answer a call that failed: with a result that the model reads, or with an error."""
         if type(error) is TypeError and self._middleware:
-            error = explain_next(error, self._middleware, self._handlers[call.method])
+            error = explain_next(error, self._middleware)
         if self._translations is not None:
             answer = await self._translations.translate(call, error)
             if isinstance(answer, Result):
@@ -477,7 +438,8 @@ class Dispatcher:
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
         except Exception as error:  # noqa: BLE001 - logged: the journal is too large, or a state is not JSON
-            return self.refuse(call, InternalError(report(call.described, error, debug=self._services.debug)))
+            call.blamed = call.described
+            return self.fail(call, error)
 
     def fail(self, call: Call, error: BaseException) -> Answer:
         """Log an unexpected error, and answer its call with an internal error."""
@@ -584,7 +546,10 @@ async def _plain(handler: Handler, call: Call) -> Result:
 
 def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
     """Call one middleware without a check of its result. `Dispatcher.run` checks the result of the outermost one."""
-    following: Any = partial(chain, call)
+
+    def following() -> Awaitable[Any]:
+        return chain(call)
+
     return layer(call.context, following)
 
 
