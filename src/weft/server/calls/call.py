@@ -7,6 +7,7 @@ the handler runs: once a handler has reported progress, the response is a stream
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
@@ -72,13 +73,9 @@ class Call:
     replay: Any = None  # The `Replay` in debug mode: warns of side effects that would be repeated.
     undo: Callable[[], None] | None = None  # Undoes the effects of the call if its answer is an error.
     spends: str | None = None  # The `requestState` that this call uses up.
-    questions: list[Question] | None = (
-        None  # Coroutines of `ctx.elicit` and others, to find those that were not awaited.
-    )
+    questions: list[Question] | None = None  # Questions of this call, to find those that were not awaited.
     _cancellation: Cancellation | None = None
     _context: Any = None
-    _progress_pace: Pace | None = None
-    _log_pace: Pace | None = None
 
     def __init__(
         self,
@@ -111,10 +108,7 @@ class Call:
         if self._connection is None:
             envelope = self.envelope
             self._connection = self.own_connection = Connection.from_envelope(
-                envelope.revision.version,
-                envelope.client_info,
-                envelope.client_capabilities,
-                in_flight=self._in_flight,
+                envelope.revision.version, envelope.client_info, envelope.client_capabilities, in_flight=self._in_flight
             )
         return self._connection
 
@@ -125,19 +119,15 @@ class Call:
             self._cancellation = Cancellation()
         return self._cancellation
 
-    @property
+    @cached_property
     def progress_pace(self) -> Pace:
         """Rate limit of progress notifications."""
-        if self._progress_pace is None:
-            self._progress_pace = Pace(self.services.limits.progress_per_second)
-        return self._progress_pace
+        return Pace(self.services.limits.progress_per_second)
 
-    @property
+    @cached_property
     def log_pace(self) -> Pace:
         """Rate limit of log messages to the client."""
-        if self._log_pace is None:
-            self._log_pace = Pace(self.services.limits.log_messages_per_second)
-        return self._log_pace
+        return Pace(self.services.limits.log_messages_per_second)
 
     @property
     def method(self) -> str:
@@ -225,10 +215,8 @@ def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
     return tuple(needs)
 
 
-def check_hide(hide: object, needs: Sequence[str], where: str) -> bool:
-    """Return the option `hide`; raise UsageError if it is not a boolean, or is True although `needs` is empty."""
-    if type(hide) is not bool:
-        raise UsageError(f"{where} has hide={hide!r}, which is not possible. Give True or False.")
+def check_hide(hide: bool, needs: Sequence[str], where: str) -> bool:  # noqa: FBT001 - an option of the user
+    """Return the option `hide`; raise UsageError if it is True although `needs` is empty."""
     if hide and not needs:
         raise UsageError(
             f"{where} has hide=True without needs=, so it is never hidden. Give the capabilities that it needs, such "

@@ -99,13 +99,11 @@ class Changes:
     [Change(kind='tools', uri=None, part_of=None)]
     """
 
-    __slots__ = ("_inboxes", "_listeners", "_lock", "_next")
-
     def __init__(self) -> None:
-        self._listeners: dict[int, Callable[[Change], None]] = {}  # by subscription: one function may subscribe twice
+        # By a unique key, because one function may subscribe twice.
+        self._listeners: dict[object, Callable[[Change], None]] = {}
         self._inboxes: dict[ChangeInbox, asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
-        self._next = 0
 
     def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Call `listener` with every change from now on; return a function that unsubscribes it."""
@@ -115,13 +113,12 @@ class Changes:
                     f"There are {MOST_LISTENERS} listeners for changes already, which is the limit. "
                     "Unsubscribe those that are done, or let one listener call several functions."
                 )
-            number = self._next
-            self._next += 1
-            self._listeners[number] = listener
+            mark = object()
+            self._listeners[mark] = listener
 
         def unsubscribe() -> None:
             with self._lock:
-                self._listeners.pop(number, None)
+                self._listeners.pop(mark, None)
 
         return unsubscribe
 

@@ -17,14 +17,13 @@ thread cannot be stopped: it occupies the pool until its function returns, even 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import inspect
 from asyncio import tasks
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -240,14 +239,12 @@ class Deadline:
             self._task.cancel()
 
 
+@dataclass(slots=True)
 class _Outcome:
     """Holds what a function in a thread returned or raised: a Future must not hold StopIteration or SystemExit."""
 
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any, error: BaseException | None) -> None:
-        self.value = value
-        self.error = error
+    value: Any
+    error: BaseException | None = None
 
 
 class Threads:
@@ -265,16 +262,15 @@ class Threads:
         If `to_end` is True, the result of `fn` must not be lost: if the caller is cancelled while `fn` runs, the first
         cancellation is ignored.
         """
-        context = contextvars.copy_context()
+        context = copy_context()
         loop = asyncio.get_running_loop()
         permits = self._permits.get(loop)
         if permits is None:
             permits = self._permits[loop] = asyncio.Semaphore(self._size)
         await permits.acquire()
-        work = self._submit(lambda: context.run(_outcome, fn, kwargs), permits, loop)
-        ended = asyncio.wrap_future(work, loop=loop)
+        ended = asyncio.wrap_future(self._submit(lambda: context.run(_outcome, fn, kwargs), permits, loop), loop=loop)
         if to_end:
-            with contextlib.suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):
                 await asyncio.wait([ended])
         outcome = await ended
         error, outcome.error = outcome.error, None
@@ -299,7 +295,7 @@ class Threads:
         """Submit work to the pool. Its permit is released when the work has ended, even if the caller was cancelled."""
 
         def give_back(_: Future[_Outcome]) -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed.
+            with suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(permits.release)
 
         try:
@@ -321,7 +317,7 @@ class Threads:
 
 def _outcome(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:
     try:
-        return _Outcome(fn(**kwargs), None)
+        return _Outcome(fn(**kwargs))
     except StopIteration as error:
         replacement = RuntimeError(f"raised StopIteration({error.value!r})")
         return _Outcome(None, replacement.with_traceback(error.__traceback__))

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
@@ -66,15 +66,13 @@ class BodyMemory:
             self._used.pop(peer, None)
 
 
+@dataclass(slots=True)
 class HeldBody:
     """The counted bytes of one body that is being received."""
 
-    __slots__ = ("_memory", "_peer", "_size")
-
-    def __init__(self, memory: BodyMemory, peer: str) -> None:
-        self._memory = memory
-        self._peer = peer
-        self._size = 0
+    _memory: BodyMemory
+    _peer: str
+    _size: int = 0
 
     def grow(self, size: int) -> None:
         """Set the size of the body so far; raise `Busy` if the peer would then use more than its share of memory."""
@@ -123,7 +121,7 @@ class _LoopQueue:
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = False  # whether a message is being decoded, or the pause after it is not over
-        self._waiting: dict[str, list[_Place]] = {}  # a heap for each peer; the peer whose turn is next comes first
+        self._waiting: dict[str, list[_Place]] = {}  # by peer; the peer whose turn is next comes first
         self._numbers = count()
 
     async def wait(self, loop: asyncio.AbstractEventLoop, peer: str, size: int) -> None:
@@ -132,25 +130,24 @@ class _LoopQueue:
             if len(own) >= self._most:
                 raise Busy(f"{self._most} of your large messages wait already. Send this one again in a moment.")
             place = (loop.time() + size / _PACE, next(self._numbers), loop.create_future())
-            heappush(self._waiting.setdefault(peer, own), place)
+            self._waiting.setdefault(peer, own).append(place)
             try:
                 await place[2]
             except asyncio.CancelledError:
-                self._leave(peer, place)
+                if place in own:
+                    self._leave(peer, place)
+                elif not place[2].cancelled():  # its turn had come
+                    self._next()
                 raise
         self._taken = True
         loop.call_soon(self._measure, loop, loop.time(), _STEPS)
 
     def _leave(self, peer: str, place: _Place) -> None:
-        """Remove a cancelled message from the queue. If its turn has come already, admit the next message."""
-        own = self._waiting.get(peer, [])
-        if place in own:
-            own.remove(place)
-            heapify(own)
-            if not own:
-                del self._waiting[peer]
-        elif not place[2].cancelled():
-            self._next()
+        """Remove a place from the queue, and put the other places of its peer last."""
+        own = self._waiting.pop(peer)
+        own.remove(place)
+        if own:
+            self._waiting[peer] = own
 
     def _measure(self, loop: asyncio.AbstractEventLoop, started: float, steps: int) -> None:
         if steps > 1:
@@ -162,13 +159,11 @@ class _LoopQueue:
     def _next(self) -> None:
         """Admit a message of the next peer, and put that peer last."""
         while self._waiting:
-            peer = next(iter(self._waiting))
-            own = self._waiting.pop(peer)
-            turn = heappop(own)[2]
-            if own:
-                self._waiting[peer] = own
-            if not turn.done():  # not cancelled
-                turn.set_result(None)
+            peer, own = next(iter(self._waiting.items()))
+            place = min(own)
+            self._leave(peer, place)
+            if not place[2].done():  # not cancelled
+                place[2].set_result(None)
                 return
         self._taken = False
 

@@ -149,11 +149,8 @@ class Translations:
         If `error` is a group with one exception, and the group has no function, that exception is translated.
         """
         untranslated, kind = error, self._class_for(call, error)
-        while kind is None and isinstance(error, BaseExceptionGroup):
-            members = cast("BaseExceptionGroup[BaseException]", error).exceptions
-            if len(members) > 1:
-                break
-            error, kind = members[0], self._class_for(call, members[0])  # a task group has wrapped it
+        while kind is None and (lone := _lone_member(error)) is not None:
+            error, kind = lone, self._class_for(call, lone)
         if kind is None:
             return untranslated
         fn, takes_context = self._functions[kind]
@@ -180,6 +177,14 @@ class Translations:
         if isinstance(error, _ANSWERS):  # functions for all exceptions do not translate it
             classes = classes[: classes.index(WeftError)]
         return next((kind for kind in classes if kind in self._functions), None)
+
+
+def _lone_member(error: BaseException) -> BaseException | None:
+    """Return the exception that a task group has wrapped, if it is the only one in its group."""
+    members = (
+        cast("BaseExceptionGroup[BaseException]", error).exceptions if isinstance(error, BaseExceptionGroup) else ()
+    )
+    return members[0] if len(members) == 1 else None
 
 
 def check_exceptions(kind: object) -> None:

@@ -11,7 +11,6 @@ import logging
 from time import perf_counter
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from weft.errors import InternalError
 from weft.net.asgi import Scope
@@ -41,14 +40,12 @@ class LoggedDispatcher(Dispatcher):
     async def run(self, call: Call) -> Answer:
         """Serve one call and log it."""
         began = perf_counter()
-        status: object = "cancelled"
+        status: object = InternalError.code
         try:
             answer = await super().run(call)
             status = _status(call, *answer)
         except asyncio.CancelledError:
-            raise
-        except BaseException:
-            status = InternalError.code
+            status = "cancelled"
             raise
         else:
             return answer
@@ -59,18 +56,17 @@ class LoggedDispatcher(Dispatcher):
             log.info("%s", call_line(call.method, name, call.era.name, status, perf_counter() - began, principal))
 
 
-class _LoggedError(msgspec.Struct):
-    code: int
+class _Part(msgspec.Struct, frozen=True, rename="camel"):
+    """An error or a result, with only what is logged of it."""
 
-
-class _Result(msgspec.Struct):
-    is_error: bool = msgspec.field(name="isError", default=False)
-    result_type: str = msgspec.field(name="resultType", default="")
+    code: int | None = None
+    is_error: bool = False
+    result_type: str = ""
 
 
 class _LoggedOutcome(msgspec.Struct):
-    error: _LoggedError | UnsetType = UNSET
-    result: _Result | UnsetType = UNSET
+    error: _Part = _Part()
+    result: _Part = _Part()
 
 
 _read = msgspec.json.Decoder(_LoggedOutcome).decode
@@ -86,11 +82,11 @@ def _status(call: Call, status: int, body: bytes) -> object:
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
         outcome = _LoggedOutcome()
     words = [] if call.headers is None else [str(status)]
-    if isinstance(outcome.error, _LoggedError):
+    if outcome.error.code is not None:
         words.append(str(outcome.error.code))
-    elif isinstance(outcome.result, _Result) and outcome.result.is_error:
+    elif outcome.result.is_error:
         words.append("isError")
-    elif isinstance(outcome.result, _Result) and outcome.result.result_type == "input_required":
+    elif outcome.result.result_type == "input_required":
         words.append("asks")
     return "/".join(words) or "ok"
 
@@ -105,16 +101,9 @@ def refused(what: object, era: str, status: object, reason: str) -> None:
 def refused_http(scope: Scope, status: int, reason: str) -> None:
     """Log that an HTTP request was refused before its message was read."""
     if log.isEnabledFor(logging.INFO):
-        client = scope.get("client")
-        address = client[0] if client else "-"
-        log.info(
-            "refused %s %s %d %s: %s",
-            _plain(scope["method"]),
-            masked_url(scope["path"]),
-            status,
-            address,
-            _plain(reason),
-        )
+        address = (scope.get("client") or "-")[0]
+        method, path = _plain(scope["method"]), masked_url(scope["path"])
+        log.info("refused %s %s %d %s: %s", method, path, status, address, _plain(reason))
 
 
 def _plain(text: str) -> str:

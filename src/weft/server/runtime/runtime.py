@@ -18,6 +18,7 @@ from weft.eras.base import ServerEra
 from weft.errors import UsageError
 from weft.net.logs import Seldom
 from weft.server.calls.connection import Connection
+from weft.server.calls.execution import is_cancelled
 from weft.server.calls.services import CachedValue, Services
 from weft.server.diagnostics import report, summary_of
 from weft.server.runtime.admission import OpenCalls
@@ -34,18 +35,13 @@ class Lifespan:
         _check(factory)
         self.factory = factory
         self._services = services
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # enters the context manager, and leaves it later
         self._ready: asyncio.Future[None] | None = None
         self._stop: asyncio.Event | None = None
         self.started = factory is None  # without a factory there is nothing to start
         self.value: Any = None  # the value that the context manager yielded
         self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # called before the context manager is left
         self._reported: tuple[str, str] | None = None  # the last failure that was logged, and its text for clients
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """The task that has entered the context manager and will leave it; None if it was not entered."""
-        return self._task
 
     def report(self, error: Exception) -> str:
         """Log that the lifespan failed to start, once for all waiting requests. Return the error text for clients."""
@@ -64,17 +60,17 @@ class Lifespan:
         if self._ready is None or self._ready.get_loop() is not loop:
             self._ready = loop.create_future()
             self._stop = asyncio.Event()
-            self._task = loop.create_task(self._run(self._ready, self._stop), name="weft-lifespan")
+            self.task = loop.create_task(self._run(self._ready, self._stop), name="weft-lifespan")
         await asyncio.shield(self._ready)
 
     async def stop(self) -> None:
         """Leave the context manager if it was entered; cancel it if it is being entered."""
-        if self._task is None or self._stop is None:
+        if self.task is None or self._stop is None:
             return
         self._stop.set()
         if not self.started:
-            self._task.cancel()
-        task, self._task, self._ready = self._task, None, None
+            self.task.cancel()
+        task, self.task, self._ready = self.task, None, None
         self.started = self.factory is None
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -82,6 +78,7 @@ class Lifespan:
 
     async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
         assert self.factory is not None
+        cancelled: asyncio.CancelledError | None = None
         try:
             manager = self.factory(self._services.owner)
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
@@ -90,7 +87,12 @@ class Lifespan:
                 self.started = self._ready is ready  # unless it was stopped meanwhile
                 self._reported = None
                 ready.set_result(None)
-                cancelled = await _cancelled_before(stop)
+                # The event loop cancels this task when it shuts down. The cancellation is raised only later, so that
+                # the lifespan's code after `yield` runs even if it is not in a `finally`.
+                try:
+                    await stop.wait()
+                except asyncio.CancelledError as error:
+                    cancelled = error
                 task = asyncio.current_task()
                 if self.on_leaving is not None and task is not None:
                     self.on_leaving(task)
@@ -101,7 +103,7 @@ class Lifespan:
                 raise
             ready.set_exception(_failure(error))  # any exception, because requests wait for this future
             ready.exception()  # retrieved here, so that asyncio does not warn if no request waits
-            if _is_cancelled():
+            if is_cancelled():
                 raise
         finally:
             # Without `stop`, the start has failed or the event loop shuts down. The next request starts it again.
@@ -134,24 +136,6 @@ def _no_lifespan(what: str) -> UsageError:
         f"lifespan= is a function that takes the server and returns an async context manager, not {what}. Write "
         "@contextlib.asynccontextmanager above an `async def lifespan(server)` that yields once."
     )
-
-
-async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:
-    """Wait for `stop` and return None; if the task is cancelled first, return the cancellation.
-
-    The event loop cancels the task when it shuts down. The cancellation is not raised here, so that the lifespan's code
-    after `yield` runs even if it is not in a `finally`.
-    """
-    try:
-        await stop.wait()
-    except asyncio.CancelledError as error:
-        return error
-    return None
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _failure(error: BaseException) -> Exception:
@@ -205,8 +189,8 @@ class Background:
         self._again.clear()
 
     async def _run(self, key: _Key, option: str, name: str) -> None:
+        self._again.add(key)
         try:
-            await self._call(key, option, name)
             while key in self._again:
                 self._again.discard(key)
                 await self._call(key, option, name)

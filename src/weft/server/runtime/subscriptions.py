@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias, cast
 
 from weft.errors import InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
+from weft.limits import Limits
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import TokenInfo
@@ -25,6 +26,20 @@ from weft.types.interaction import AcknowledgedParams, ListenParams, Subscriptio
 from weft.types.lifecycle import CancelledParams
 
 _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "resources": "resources_list_changed"}
+
+
+def check_uris(uris: Collection[str], limits: Limits) -> None:
+    """Raise InvalidParams if a client subscribes to too many resources, or if their URIs are too long."""
+    sizes = [len(uri.encode()) for uri in uris]
+    if (
+        len(sizes) > limits.listen_uris
+        or max(sizes, default=0) > limits.uri_bytes
+        or sum(sizes) > limits.listen_uris_bytes
+    ):
+        raise InvalidParams(
+            f"Invalid params: subscribe to at most {limits.listen_uris} resources. A URI has at most "
+            f"{limits.uri_bytes} bytes, and all URIs together have at most {limits.listen_uris_bytes} bytes."
+        )
 
 
 class ListenStream:
@@ -81,14 +96,15 @@ class ListenStreams:
         meta = {SUBSCRIPTION_ID_KEY: stream.id}
         self._add(stream)
         try:
-            await call.reply.notify(
-                encode_notification(
-                    "notifications/subscriptions/acknowledged",
-                    AcknowledgedParams(notifications=stream.filter, meta=meta),
-                )
-            )
+            acknowledged = AcknowledgedParams(notifications=stream.filter, meta=meta)
+            await call.reply.notify(encode_notification("notifications/subscriptions/acknowledged", acknowledged))
             with at_expiry(self._services, call.token_info, stream.expire):
-                await self._send_changes(stream, call)
+                while not stream.ended or stream.inbox:
+                    while (change := stream.inbox.take()) is not None:
+                        await call.reply.notify(encode_change(change, meta))
+                    if not stream.ended:
+                        await stream.wake.wait()
+                        stream.wake.clear()
         finally:
             self._remove(stream)
         if stream.expired:
@@ -122,38 +138,15 @@ class ListenStreams:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.close)
 
-    async def _send_changes(self, stream: ListenStream, call: Call) -> None:
-        meta = {SUBSCRIPTION_ID_KEY: stream.id}
-        while True:
-            while (change := stream.inbox.take()) is not None:
-                await call.reply.notify(encode_change(change, meta))
-            if stream.ended:
-                return
-            await stream.wake.wait()
-            stream.wake.clear()
-
     def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
         if not call.reply.can_stream:
             raise InvalidRequest("Invalid request: changes are sent on a stream; send Accept: text/event-stream.")
         limits = self._services.limits
-        uris = wanted.resource_subscriptions or []
-        if len(uris) > limits.listen_uris or any(len(uri.encode()) > limits.uri_bytes for uri in uris):
-            raise InvalidParams(
-                f"Invalid params: a stream listens to at most {limits.listen_uris} URIs of {limits.uri_bytes} bytes."
-            )
-        if sum(len(uri.encode()) for uri in uris) > limits.listen_uris_bytes:
-            raise InvalidParams(
-                f"Invalid params: the URIs that a stream listens to have at most {limits.listen_uris_bytes} bytes "
-                "together. Open another stream for the rest."
-            )
+        check_uris(wanted.resource_subscriptions or (), limits)
         if len(self._streams) >= limits.listen_streams:
-            raise Busy(
-                f"{limits.listen_streams} streams are open already, which is the limit. Try again when one ends."
-            )
+            raise Busy(f"{limits.listen_streams} streams are open already. Try again when one has ended.")
         if self._per_peer[call.peer] >= limits.listen_streams_per_peer:
-            raise Busy(
-                f"You have {limits.listen_streams_per_peer} streams open already, which is the limit. Close one."
-            )
+            raise Busy(f"You have {limits.listen_streams_per_peer} streams open already. Close one first.")
 
     def _offered(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
         """Return the part of a filter that the server offers."""
@@ -179,9 +172,7 @@ class ListenStreams:
             del self._per_peer[stream.peer]
 
 
-Show: TypeAlias = (
-    "Callable[[TokenInfo | None], None]"  # called with a newer token of the client; the token that expires last counts
-)
+Show: TypeAlias = Callable[[TokenInfo | None], None]  # takes a newer token of the client
 
 AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
 
@@ -196,14 +187,14 @@ def at_expiry(
     The `with` statement gives a function. Call it with every newer token of the client: `end` is called when the last
     of the tokens expires. `end` is not called if the server does not verify tokens, or if a token has no expiry.
     """
-    return _NEVER if services.auth is None else _expiring(services, info, end)
+    return _NEVER if services.auth is None else _expiring(services.auth.leeway, info, end)
 
 
 _NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # shared by all streams, because there may be many
 
 
 @contextmanager
-def _expiring(services: Services, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
+def _expiring(leeway: float, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -213,7 +204,9 @@ def _expiring(services: Services, info: TokenInfo | None, end: Callable[[], bool
 
     def show(info: TokenInfo | None) -> None:
         nonlocal timer
-        left = _left(services, info)
+        left = None  # seconds for which the token is still accepted; None if it does not expire
+        if info is not None and info.expires is not None:
+            left = max(info.expires + leeway - time.time(), 0.0)
         if timer is not None and (left is None or loop.time() + left > timer.when()):
             timer.cancel()
             timer = None
@@ -226,9 +219,3 @@ def _expiring(services: Services, info: TokenInfo | None, end: Callable[[], bool
     finally:
         if timer is not None:
             timer.cancel()
-
-
-def _left(services: Services, info: TokenInfo | None) -> float | None:
-    """Return for how many more seconds a token is accepted, leeway included; None if it does not expire."""
-    expires = None if info is None else info.expires
-    return None if expires is None or services.auth is None else max(expires + services.auth.leeway - time.time(), 0.0)

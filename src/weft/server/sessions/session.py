@@ -25,6 +25,7 @@ from weft.server.calls.call import Call, Handler
 from weft.server.calls.changes import Change, ChangeInbox
 from weft.server.calls.connection import Connection
 from weft.server.calls.pending import ClientChannel
+from weft.server.runtime.subscriptions import check_uris
 from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.base import EmptyResult, Implementation, LogLevel
 from weft.types.features import SubscribeParams
@@ -334,23 +335,13 @@ async def _set_level(call: Call) -> EmptyResult:
 
 async def _subscribe(call: Call) -> EmptyResult:
     """Subscribe the session to changes of one resource."""
-    connection, limits = call.connection, call.services.limits
-    uri = cast("SubscribeParams", call.envelope.params).uri
+    connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
         raise InvalidRequest("Invalid request: there is no session here, so changes cannot be sent.")
-    if uri in connection.subscribed_uris:
-        return EmptyResult()
-    if (size := len(uri.encode())) > limits.uri_bytes:
-        raise InvalidParams(f"Invalid params: a URI has at most {limits.uri_bytes} bytes.")
-    if len(connection.subscribed_uris) >= limits.listen_uris:
-        raise InvalidParams(f"Invalid params: a session subscribes to at most {limits.listen_uris} resources.")
-    if size + sum(len(one.encode()) for one in connection.subscribed_uris) > limits.listen_uris_bytes:
-        raise InvalidParams(
-            f"Invalid params: the URIs that a session subscribes to have at most {limits.listen_uris_bytes} bytes "
-            "together. Unsubscribe from one first."
-        )
-    connection.subscribed_uris.add(uri)
-    connection.is_changed = True
+    if uri not in connection.subscribed_uris:
+        check_uris([*connection.subscribed_uris, uri], call.services.limits)
+        connection.subscribed_uris.add(uri)
+        connection.is_changed = True
     return EmptyResult()
 
 
