@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
-from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 from weft.eras.base import Envelope, ServerEra
@@ -140,14 +139,6 @@ class Call:
         if self._context is None:
             self._context = self.context_type(self)
         return self._context
-
-    def forgotten_question(self) -> tuple[str, str] | None:
-        """Return the description and location of the first question that was never awaited, or None."""
-        for coroutine, what, where in self.questions or ():
-            if getcoroutinestate(coroutine) == CORO_CREATED:
-                coroutine.close()  # Otherwise Python warns of it as well.
-                return what, where
-        return None
 
     @property
     def knows_client(self) -> bool:

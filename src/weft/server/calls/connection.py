@@ -29,6 +29,7 @@ log = logging.getLogger("weft.connection")
 
 T = TypeVar("T")
 
+Params: TypeAlias = Mapping[str, Any] | None  # of a message to the client
 OnProgress: TypeAlias = Callable[[ProgressParams], None]
 
 COMPLETE = "notifications/elicitation/complete"
@@ -96,17 +97,12 @@ class Outbound:
         return False
 
     async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
+        self, method: str, params: Params, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
         """Send a request and return its result. Raises `NoBackChannelError` if nothing can be sent."""
         raise NoBackChannelError(method)
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+    async def notify(self, method: str, params: Params = None) -> None:
         """Send a notification, or drop it if nothing can be sent."""
         log.debug("%s dropped: no channel to this peer", method)
 
@@ -254,12 +250,7 @@ class Connection:
         return _covers(declared(self.client_capabilities), msgspec.to_builtins(capability))
 
     async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
+        self, method: str, params: Params = None, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
         """Send a request outside of a call. Raises `NoBackChannelError` if there is no channel.
 
@@ -268,7 +259,7 @@ class Connection:
         return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
 
     async def send_request(
-        self, method: str, params: Mapping[str, Any] | None, result_type: type[T], *, timeout: float | None = None
+        self, method: str, params: Params, result_type: type[T], *, timeout: float | None = None
     ) -> T:
         """Send a request and return its result, converted to `result_type`."""
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
@@ -287,7 +278,7 @@ class Connection:
         """Check that the client answers. Raises the errors of `send_raw_request`."""
         await self.send_raw_request("ping", timeout=timeout)
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+    async def notify(self, method: str, params: Params = None) -> None:
         """Send a notification if possible. Never raises."""
         try:
             await self.outbound.notify(method, params)

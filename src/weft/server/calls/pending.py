@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
@@ -18,7 +18,8 @@ from msgspec import UNSET
 
 from weft.errors import InternalError, NoBackChannelError, RemoteError, RequestTimeout
 from weft.jsonrpc import Frame, encode_notification, encode_request
-from weft.server.calls.connection import Connection, OnProgress, Outbound
+from weft.server.calls.changes import Change
+from weft.server.calls.connection import Connection, OnProgress, Outbound, Params
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
 log = logging.getLogger("weft.outstanding")
@@ -65,7 +66,7 @@ class PendingRequests:
         self,
         send: SendMessage,
         method: str,
-        params: Mapping[str, Any] | None,
+        params: Params,
         *,
         timeout: float,
         on_progress: OnProgress | None = None,
@@ -152,17 +153,17 @@ class ClientChannel(Outbound):
         """Whether the client reads this channel."""
         return True
 
+    def accepts(self, change: Change) -> bool:
+        """Return whether the client has to be notified of a change."""
+        connection = self.connection
+        return connection.handshake_done and connection.is_ready and change.concerns(connection.subscribed_uris)
+
     async def send(self, message: bytes) -> None:
         """Send an encoded message to the client, outside of a call."""
         raise NotImplementedError
 
     async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
+        self, method: str, params: Params, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
         """Send a request and return its result. Raises `NoBackChannelError` if the client does not read the channel."""
         if not self.is_readable:
@@ -171,7 +172,7 @@ class ClientChannel(Outbound):
         answer = await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
         return msgspec.json.decode(answer)
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+    async def notify(self, method: str, params: Params = None) -> None:
         """Send a notification, if the client reads the channel."""
         if self.is_readable:
             await self.send(encode_notification(method, UNSET if params is None else params))

@@ -32,14 +32,13 @@ from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
 from weft.server.run.development import watch_for_blocking
 from weft.server.runtime.dispatch import (
-    Check,
+    Checks,
     Dispatcher,
     Extension,
     Middleware,
     Translations,
     check_extensions,
     check_middleware,
-    checks_of,
     find_tracing,
 )
 from weft.server.runtime.request_log import dispatcher_class
@@ -211,7 +210,7 @@ class Engine(Runtime):
             "subscriptions/listen": self.subscriptions.listen,
             **HANDLERS,
         }
-        checks: dict[str, Check] = checks_of(self.tools, self.resources, self.prompts, self.limits.listen_uris)
+        checks = Checks(self.tools, self.resources, self.prompts, self.limits.listen_uris).by_method
         around = list(self._middleware)
         for extension in self.extensions:
             handlers.update({method.name: handler for method, handler in extension.methods()})

@@ -475,14 +475,14 @@ def _restore(call: Call) -> None:
 
 def _refuse_unasked(call: Call) -> None:
     """Raise UsageError if the handler forgot to await a question."""
-    forgotten = call.forgotten_question()
-    if forgotten is not None:
-        what, where = forgotten
-        call.blamed = call.described
-        raise UsageError(
-            f"{what} at {where} has no `await`, so it was never done, and its value is only a coroutine. "
-            f"Write `await {what}`; in a plain function `ctx.wait({what})`."
-        )
+    for coroutine, what, where in call.questions or ():
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            coroutine.close()  # otherwise Python would warn too
+            call.blamed = call.described
+            raise UsageError(
+                f"{what} at {where} has no `await`, so it was never done, and its value is only a coroutine. "
+                f"Write `await {what}`; in a plain function `ctx.wait({what})`."
+            )
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
@@ -529,16 +529,13 @@ def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], chec
     return partial(_step, middleware[0], chain) if middleware else chain
 
 
-def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result | Encoded]:
-    return _check_again(check, handler, call) if call.params_seen else handler(call)
-
-
-async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Check a call again and serve it: middleware may have changed its params, such as the name of the tool."""
-    spent = call.spends
-    check(call)
-    if call.spends is not None and spent is None:
-        await _spend(call, call.spends)
+async def _rechecked(check: Check, handler: Handler, call: Call) -> Result | Encoded:
+    """Serve a call. Check it again if middleware may have changed its params, such as the name of the tool."""
+    if call.params_seen:
+        spent = call.spends
+        check(call)
+        if call.spends is not None and spent is None:
+            await _spend(call, call.spends)
     result: Result | Encoded = await handler(call)
     return result
 
@@ -565,55 +562,51 @@ async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result
     return result
 
 
-def checks_of(tools: Tools, resources: Resources, prompts: Prompts, most_uris: int) -> dict[str, Check]:
-    """Return, by method, the checks that run before any code of the user."""
-    checks = _Checks(resources, prompts, most_uris)
-    return {
-        "tools/call": tools.check,
-        "resources/read": checks.read,
-        "resources/subscribe": checks.subscribe,
-        "subscriptions/listen": checks.listen,
-        "prompts/get": checks.fill,
-        "completion/complete": checks.complete,
-    }
+class Checks:
+    """The checks of calls that run before any code of the user. `by_method` has the check of each method."""
 
-
-class _Checks:
-    def __init__(self, resources: Resources, prompts: Prompts, most_uris: int) -> None:
+    def __init__(self, tools: Tools, resources: Resources, prompts: Prompts, most_uris: int) -> None:
         self._prompts = prompts
         self._resources = resources
         self._most_uris = most_uris
+        self.by_method: dict[str, Check] = {
+            "tools/call": tools.check,
+            "resources/read": self._read,
+            "resources/subscribe": self._subscribe,
+            "subscriptions/listen": self._listen,
+            "prompts/get": self._get_prompt,
+            "completion/complete": self._complete,
+        }
 
-    def read(self, call: Call) -> None:
-        self.subscribe(call)
+    def _read(self, call: Call) -> None:
+        self._subscribe(call)
         if self._resources.has_needs:
             entry = self._resources.find(cast("ReadResourceParams", call.envelope.params).uri)
             require_needs(call, () if entry is None else entry.needs)
 
-    def subscribe(self, call: Call) -> None:
-        if self._resources.audience.scopes:
-            self._require_of(call, [cast("ReadResourceParams", call.envelope.params).uri])
+    def _subscribe(self, call: Call) -> None:
+        self._require_scopes(call, [cast("ReadResourceParams", call.envelope.params).uri])
 
-    def listen(self, call: Call) -> None:
+    def _listen(self, call: Call) -> None:
         wanted = cast("ListenParams", call.envelope.params).notifications.resource_subscriptions or ()
-        if self._resources.audience.scopes and len(wanted) <= self._most_uris:  # more are refused later
-            self._require_of(call, wanted)
+        if len(wanted) <= self._most_uris:  # more are refused later
+            self._require_scopes(call, wanted)
 
-    def fill(self, call: Call) -> None:
+    def _require_scopes(self, call: Call, uris: Iterable[str]) -> None:
+        if self._resources.audience.scopes:
+            require_scopes(call, dict.fromkeys(chain.from_iterable(map(self._resources.scopes_of, uris))))
+
+    def _get_prompt(self, call: Call) -> None:
         prompt = self._prompts.get(cast("GetPromptParams", call.envelope.params).name)
         if prompt is not None:
             require_scopes(call, prompt.scopes)
             require_needs(call, prompt.needs)
 
-    def complete(self, call: Call) -> None:
+    def _complete(self, call: Call) -> None:
         ref = cast("CompleteParams", call.envelope.params).ref
-        named = (
-            self._prompts.get(ref.name) if isinstance(ref, PromptReference) else self._resources.get_template(ref.uri)
-        )
+        is_prompt = isinstance(ref, PromptReference)
+        named = self._prompts.get(ref.name) if is_prompt else self._resources.get_template(ref.uri)
         require_scopes(call, () if named is None else named.scopes)
-
-    def _require_of(self, call: Call, uris: Iterable[str]) -> None:
-        require_scopes(call, dict.fromkeys(chain.from_iterable(map(self._resources.scopes_of, uris))))
 
 
 class Extension:
@@ -657,16 +650,15 @@ class Extension:
 def check_extensions(extensions: Sequence[Extension]) -> None:
     """Raise RegistrationError for a malformed identifier, a repeated extension, or a method that exists already."""
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
-    seen: set[str] = set()
+    ids = [extension.id for extension in extensions]
     for extension in extensions:
         name = type(extension).__name__
         try:
             check_extension_id(extension.id)
         except ValueError as error:
             raise RegistrationError(f"{name}.id is {extension.id!r}: {error}") from None
-        if extension.id in seen:
+        if ids.count(extension.id) > 1:
             raise RegistrationError(f"The extension {extension.id!r} is given twice; once is enough.")
-        seen.add(extension.id)
         for method, _ in extension.methods():
             if method.name in taken:
                 raise RegistrationError(

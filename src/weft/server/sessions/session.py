@@ -22,7 +22,7 @@ from weft.errors import InvalidParams, InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, check_bounds, decode, encode_error
 from weft.limits import Limits
 from weft.server.calls.call import Call, Handler
-from weft.server.calls.changes import Change, ChangeInbox
+from weft.server.calls.changes import ChangeInbox
 from weft.server.calls.connection import Connection
 from weft.server.calls.pending import ClientChannel
 from weft.server.runtime.subscriptions import check_uris
@@ -107,12 +107,8 @@ class Session(ClientChannel):
 
     def open_inbox(self) -> ChangeInbox:
         """Create and return the inbox for changes. Called when the client opens the standalone stream."""
-        self.inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._wake_standalone)
+        self.inbox = ChangeInbox(self.accepts, self.connection.subscribed_uris, self._wake_standalone)
         return self.inbox
-
-    def _accepts(self, change: Change) -> bool:
-        connection = self.connection
-        return connection.is_ready and change.concerns(connection.subscribed_uris)
 
     def _wake_standalone(self) -> None:
         if self.wake is not None:

@@ -38,16 +38,14 @@ class StoredEvent(NamedTuple):
     is_last: bool
 
 
+@dataclass(slots=True, eq=False)
 class _StreamReader:
     """Counts the events of a stream that its reader in this process has not read yet."""
 
-    __slots__ = ("_most", "_near", "missed", "unread")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._near = asyncio.Event()  # set while the reader is not too far behind
-        self.unread = 0
-        self.missed = False  # whether events were dropped before they were read
+    _most: int
+    _near: asyncio.Event = field(default_factory=asyncio.Event)  # set while the reader is not too far behind
+    unread: int = 0
+    missed: bool = False  # whether events were dropped before they were read
 
     def set_unread(self, unread: int) -> None:
         """Set the number of unread events. If it is small enough, wake the writers that wait for the reader."""

@@ -22,7 +22,7 @@ from weft.errors import InternalError, ParseError, ProtocolError
 from weft.jsonrpc import Frame, Line, decode, encode_error
 from weft.net.logs import masked_body
 from weft.server.calls.call import Call
-from weft.server.calls.changes import Change, ChangeInbox, encode_change
+from weft.server.calls.changes import ChangeInbox, encode_change
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.execution import EagerTaskStarter
 from weft.server.calls.pending import ClientChannel, SendMessage
@@ -315,7 +315,7 @@ class PipeSession(ClientChannel):
         self._runtime = runtime
         self._send = send
         self._changes_task: asyncio.Task[None] | None = None  # sends the changes in the inbox
-        self._inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._start_sending)
+        self._inbox = ChangeInbox(self.accepts, self.connection.subscribed_uris, self._start_sending)
         runtime.changes.open_inbox(self._inbox)
 
     async def send(self, message: bytes) -> None:
@@ -340,10 +340,6 @@ class PipeSession(ClientChannel):
         if self._changes_task is not None:
             self._changes_task.cancel()
         await self.connection.close()
-
-    def _accepts(self, change: Change) -> bool:
-        connection = self.connection
-        return connection.handshake_done and connection.is_ready and change.concerns(connection.subscribed_uris)
 
     def _start_sending(self) -> None:
         if self._changes_task is None or self._changes_task.done():
