@@ -209,10 +209,7 @@ def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
 def check_hide(hide: bool, needs: Sequence[str], where: str) -> bool:  # noqa: FBT001 - an option of the user
     """Return the option `hide`; raise UsageError if it is True although `needs` is empty."""
     if hide and not needs:
-        raise UsageError(
-            f"{where} has hide=True without needs=, so it is never hidden. Give the capabilities that it needs, such "
-            "as needs=['elicitation.form'], or remove hide=."
-        )
+        raise UsageError(f"{where} has hide=True without needs=, so it is never hidden. Give needs=, or remove hide=.")
     return hide
 
 

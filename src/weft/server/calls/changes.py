@@ -10,11 +10,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from weft.errors import UsageError
 from weft.jsonrpc import encode_notification
 from weft.types.base import NotificationParams
 from weft.types.features import ResourceUpdatedParams
@@ -22,7 +22,6 @@ from weft.types.features import ResourceUpdatedParams
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
-MOST_LISTENERS = 4096  # functions that may subscribe to changes
 MOST_UNTOLD = 1024  # pending changes of one peer; with more, a changed part is reported as a change of the whole
 
 
@@ -44,21 +43,17 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
+@dataclass(slots=True, eq=False)
 class ChangeInbox:
     """The changes that one peer was not notified of yet, each once, in the order they came.
 
     It is used in one event loop: `Changes` puts changes into the inbox, and `wake` is called after each.
     """
 
-    __slots__ = ("_accepts", "_pending", "_uris", "_wake")
-
-    def __init__(
-        self, accepts: Callable[[Change], bool], uris: Container[str | None], wake: Callable[[], object]
-    ) -> None:
-        self._accepts = accepts
-        self._uris = uris  # resources that the peer subscribed to
-        self._wake = wake
-        self._pending: dict[Change, None] = {}  # an ordered set
+    _accepts: Callable[[Change], bool]
+    _uris: Container[str | None]  # resources that the peer subscribed to
+    _wake: Callable[[], object]
+    _pending: dict[Change, None] = field(default_factory=dict[Change, None])  # an ordered set
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -92,35 +87,20 @@ class Changes:
     expect an event loop. Inboxes get the change in their event loop.
 
     >>> changes, published = Changes(), []
-    >>> unsubscribe = changes.subscribe(published.append)
+    >>> changes.subscribe(published.append)
     >>> changes.publish(Change("tools"))
-    >>> unsubscribe()
     >>> published
     [Change(kind='tools', uri=None, part_of=None)]
     """
 
     def __init__(self) -> None:
-        # By a unique key, because one function may subscribe twice.
-        self._listeners: dict[object, Callable[[Change], None]] = {}
+        self._listeners: list[Callable[[Change], None]] = []
         self._inboxes: dict[ChangeInbox, asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
 
-    def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
-        """Call `listener` with every change from now on; return a function that unsubscribes it."""
-        with self._lock:
-            if len(self._listeners) >= MOST_LISTENERS:
-                raise UsageError(
-                    f"There are {MOST_LISTENERS} listeners for changes already, which is the limit. "
-                    "Unsubscribe those that are done, or let one listener call several functions."
-                )
-            mark = object()
-            self._listeners[mark] = listener
-
-        def unsubscribe() -> None:
-            with self._lock:
-                self._listeners.pop(mark, None)
-
-        return unsubscribe
+    def subscribe(self, listener: Callable[[Change], None]) -> None:
+        """Call `listener` with every change from now on."""
+        self._listeners.append(listener)
 
     def open_inbox(self, inbox: ChangeInbox) -> None:
         """Put every change from now on into an inbox, in the event loop that is running now."""
@@ -135,9 +115,8 @@ class Changes:
     def publish(self, change: Change) -> None:
         """Pass a change to all listeners and inboxes, from any thread. Exceptions of listeners are logged."""
         with self._lock:
-            listeners = list(self._listeners.values())
             loops = set(self._inboxes.values())
-        for listener in listeners:
+        for listener in self._listeners:
             try:
                 listener(change)
             except Exception:

@@ -133,7 +133,7 @@ class Cancellation:
                 self.task.cancel()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Connection:
     """The facts about one client, and the channel to it. Create it with `from_envelope` or `for_loop`.
 

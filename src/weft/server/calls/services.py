@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from weft.backends import Backend
@@ -87,32 +88,25 @@ class TokenRules(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)  # the keys are secret
 class Services:
     """The part of a server that a call needs."""
 
-    def __init__(
-        self,
-        owner: Any,
-        info: Implementation,
-        instructions: str | None,
-        *,
-        limits: Limits,
-        debug: bool,
-        backend: Backend,
-        state_keys: KeyRing,
-        auth: TokenRules | None,
-    ) -> None:
-        self.owner = owner  # The `Server`, for handlers and lifespans.
-        self.info = info
-        self.instructions = instructions
-        self.limits = limits
-        self.debug = debug
-        self.backend = backend
-        self.state_keys = state_keys  # Encrypt and decrypt `requestState`.
-        self.auth = auth  # None: HTTP requests need no token.
+    owner: Any  # The `Server`, for handlers and lifespans.
+    info: Implementation
+    instructions: str | None
+    _: KW_ONLY
+    limits: Limits
+    debug: bool
+    backend: Backend
+    state_keys: KeyRing  # Encrypt and decrypt `requestState`.
+    auth: TokenRules | None  # None: HTTP requests need no token.
+
+    def __post_init__(self) -> None:
         self.changes = Changes()
-        self.threads = Threads(limits.threads)
-        self.once_store = OnceStore(backend.store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
+        self.threads = Threads(self.limits.threads)
+        store, limits = self.backend.store, self.limits
+        self.once_store = OnceStore(store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
         self.in_flight = 0  # Calls being served in this process, on all transports.
 
     @property

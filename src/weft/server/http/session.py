@@ -481,9 +481,7 @@ class SessionExchange:
             await self._refuse(error, frame, reply, era)
             return None
         call = self._call(request_id, envelope, headers, caller, reply, session, era)
-        if session is None:
-            self._sessions.sessionless_calls.add(call.cancellation)
-        else:
+        if session is not None:
             session.in_use += 1
             session.connection.in_flight[request_id] = call.cancellation
         task = asyncio.get_running_loop().create_task(self._run(call, session, reply))
@@ -504,9 +502,7 @@ class SessionExchange:
                 answer = await self._answer(call, session)
         finally:
             open_calls.remove(call)
-            if session is None:
-                self._sessions.sessionless_calls.discard(cancellation)
-            else:
+            if session is not None:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
         if task.cancelling():

@@ -276,7 +276,7 @@ class Engine(Runtime):
         """Release everything: sessions, background tasks, threads, the lifespan."""
         self.subscriptions.close()
         try:
-            await self.open_calls.cancel()
+            await self.open_calls.cancel(self.limits.drain_seconds)
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
         finally:

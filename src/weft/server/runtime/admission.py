@@ -209,14 +209,7 @@ class OpenCalls:
         """Wait up to `seconds` for the calls to finish, then cancel those that have not."""
         await asyncio.sleep(_TURN)
         self._log_waiting("" if math.isinf(seconds) else f" up to {seconds:g} s")
-        until = time.monotonic() + seconds
-        while self._since and (left := until - time.monotonic()) > 0:
-            tasks = [call.cancellation.task for call in self._since if call.cancellation.task is not None]
-            if not tasks:  # the tasks of these calls have not begun
-                await asyncio.sleep(_TURN)
-            else:
-                await asyncio.wait(tasks, timeout=None if math.isinf(left) else left)
-                await asyncio.sleep(0)  # the callbacks of ended tasks remove their calls
+        await self._wait(seconds)
         self.end(when=f"after {seconds:g} s")
 
     def log_soon(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -227,11 +220,17 @@ class OpenCalls:
         if self._since:
             log.warning("The server stops. It waits%s for %s.", how_long, self._describe(self._since))
 
-    async def cancel(self) -> None:
-        """Cancel all calls, after a moment in which listen streams can end."""
+    async def cancel(self, seconds: float) -> None:
+        """Cancel all calls, after a moment in which listen streams can end. Wait up to `seconds` for their end."""
         if self._since:
             await asyncio.sleep(_TURN)
             self.end()
+            await self._wait(seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._since and time.monotonic() < until:  # noqa: ASYNC110 - only when the server stops
+            await asyncio.sleep(_TURN / 5)
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
         """Cancel all calls for which `concerned` returns True. They are answered with an error if possible.

@@ -227,13 +227,12 @@ def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
         with suppress(TypeError):
             signature.bind(*arguments)
             return takes_context
-    raise UsageError(
-        f"server.on_error({kind.__name__}) was given a function that cannot be called ({location(fn)}). Write "
-        "`def fn(error)` or `def fn(error, ctx)`."
-    )
+    where = f"server.on_error({kind.__name__}): {location(fn)}"
+    raise UsageError(f"{where} cannot be called. Write `def fn(error)` or `def fn(error, ctx)`.")
 
 
 _UNKNOWN = object()
+_TRACE_KEYS = ("traceparent", "tracestate", "baggage")  # of the W3C, in `_meta` or as HTTP headers
 
 
 def find_tracing() -> Tracing | None:
@@ -272,11 +271,8 @@ class Tracing:
         from opentelemetry import propagate, trace
 
         meta = ctx.params.meta
-        carrier = {
-            key: value
-            for key in ("traceparent", "tracestate", "baggage")
-            if (value := getattr(meta, key, None) or ctx.headers.get(key))
-        }
+        found = {key: getattr(meta, key, None) or ctx.headers.get(key) for key in _TRACE_KEYS}
+        carrier = {key: value for key, value in found.items() if value}
         name = getattr(ctx.params, "name", None) or getattr(ctx.params, "uri", None)
         attributes: dict[str, Any] = {
             "mcp.method.name": ctx.method,
@@ -661,7 +657,6 @@ def check_extensions(extensions: Sequence[Extension]) -> None:
             raise RegistrationError(f"The extension {extension.id!r} is given twice; once is enough.")
         for method, _ in extension.methods():
             if method.name in taken:
-                raise RegistrationError(
-                    f"{name} adds the method {method.name!r}, which belongs to {taken[method.name]}. Rename it."
-                )
+                owner = taken[method.name]
+                raise RegistrationError(f"{name} adds the method {method.name!r}, which belongs to {owner}. Rename it.")
             taken[method.name] = extension.id

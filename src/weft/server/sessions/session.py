@@ -60,7 +60,7 @@ class ResumedReader(asyncio.Event):
         self.set()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Session(ClientChannel):
     """The live part of one session in this process.
 
@@ -279,10 +279,7 @@ async def _initialize(call: Call) -> InitializeResult:
     most = services.limits.introduction_bytes
     parts = (envelope.client_info, envelope.client_capabilities)
     if sum(len(msgspec.json.encode(part)) for part in parts if part is not None) > most:
-        raise InvalidParams(
-            f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, because they are "
-            "kept with the session. Leave long texts out, and give icons as links."
-        )
+        raise InvalidParams(f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together.")
     call.connection.complete_handshake(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
     call.undo = call.connection.reset_handshake
     remembers = call.connection.has_standalone_channel

@@ -28,7 +28,6 @@ from weft.backends import Unsubscribe
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
 from weft.server.calls.changes import encode_change
-from weft.server.calls.connection import Cancellation
 from weft.server.calls.pending import ClientChannel
 from weft.server.diagnostics import report
 from weft.server.runtime.runtime import Runtime
@@ -60,7 +59,6 @@ class Sessions:
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
         self._joining = asyncio.Lock()
         self._leave_bus: Unsubscribe | None = None  # ends the subscription to the messages of other workers
-        self.sessionless_calls: set[Cancellation] = set()  # calls of the session era where no sessions are kept
 
     def __len__(self) -> int:
         return len(self._unused) + len(self._used)
@@ -176,8 +174,7 @@ class Sessions:
 
     async def close(self) -> None:
         """End the live part of every session, because the server stops. The records stay, for other workers."""
-        ended = [self._release(session) for session in self._all()]
-        await asyncio.gather(self._cancel_sessionless_calls(), *ended)
+        await asyncio.gather(*[self._release(session) for session in self._all()])
         if self._background:
             await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
         leave_bus, self._leave_bus = self._leave_bus, None
@@ -187,13 +184,6 @@ class Sessions:
             except Exception as error:  # noqa: BLE001 - whatever a Backend raises
                 report("Leaving the Backend's bus", error, debug=False)
         self.closing = False
-
-    async def _cancel_sessionless_calls(self) -> None:
-        tasks = [cancellation.task for cancellation in self.sessionless_calls if cancellation.task is not None]
-        for cancellation in list(self.sessionless_calls):
-            cancellation.cancel("the server stops")
-        if tasks:
-            await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
 
     # Messages of a client may reach another worker than the one that they concern.
 
