@@ -187,9 +187,9 @@ class Connection:
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
         """Return a connection that is ready after a handshake."""
-        connection = cls("", None, _NO_CAPABILITIES, outbound, {} if in_flight is None else in_flight, is_ready=False)
-        connection.connection_id = connection_id or connection.connection_id
-        return connection
+        shared = {} if in_flight is None else in_flight
+        unique_id = connection_id or os.urandom(16).hex()
+        return cls("", None, _NO_CAPABILITIES, outbound, shared, is_ready=False, connection_id=unique_id)
 
     @property
     def has_standalone_channel(self) -> bool:

@@ -1,7 +1,8 @@
 """Keep the requests that the server has sent to a peer and that are not answered yet.
 
 The caller passes the function that sends a request. The answer arrives with the other messages of the peer. When a
-request times out, or the task that waits for it is cancelled, the peer is sent a cancellation.
+request times out, or the task that waits for it is cancelled, the peer is sent a cancellation. A `ClientChannel` sends
+requests and notifications outside of calls, to a client that has a session.
 """
 
 from __future__ import annotations

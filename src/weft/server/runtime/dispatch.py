@@ -600,8 +600,9 @@ class Checks:
 
     def _complete(self, call: Call) -> None:
         ref = cast("CompleteParams", call.envelope.params).ref
-        is_prompt = isinstance(ref, PromptReference)
-        named = self._prompts.get(ref.name) if is_prompt else self._resources.get_template(ref.uri)
+        named = (
+            self._prompts.get(ref.name) if isinstance(ref, PromptReference) else self._resources.get_template(ref.uri)
+        )
         require_scopes(call, () if named is None else named.scopes)
 
 
