@@ -72,19 +72,12 @@ class CachedValue(Generic[T]):
 class TokenRules(Protocol):
     """The part of a server's rules for access tokens that a call needs."""
 
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Scopes that every token must have."""
-        ...
+    scopes: tuple[str, ...]  # Scopes that every token must have.
+    leeway: float  # Seconds by which clocks may differ. A token is accepted for this time after its expiry.
 
     @property
     def metadata_url(self) -> str | None:
         """URL of the metadata of the protected resource."""
-        ...
-
-    @property
-    def leeway(self) -> float:
-        """Seconds by which clocks may differ. A token is accepted for this time after its expiry."""
         ...
 
 
