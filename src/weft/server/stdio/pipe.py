@@ -56,13 +56,8 @@ class Writer(Protocol):
         """Write one line at once."""
         ...
 
-    @property
-    def congested(self) -> bool:
-        """Whether so much output waits for the client that the server should produce no more."""
-        ...
-
     async def drained(self) -> None:
-        """Wait until the client has read so much of the output that `congested` is False."""
+        """Wait while so much output waits for the client that the server should produce no more."""
         ...
 
 
@@ -130,10 +125,11 @@ class Pipe:
         """Whether no request is being served."""
         return not self._in_flight and not self._unwinding
 
-    @property
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks of the requests that have not ended."""
-        return [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
+    async def wait(self, seconds: float) -> None:
+        """Wait up to `seconds` for the requests to end."""
+        tasks = [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
     def end_streams(self) -> int:
         """End the listen streams of this pipe gracefully; return how many there were."""
@@ -164,13 +160,18 @@ class Pipe:
             if not line or line.isspace():
                 return
             if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
-                self._receive_batch(line)
-                return
-            frame = decode(line, self._limits)
-            if frame.is_request:
-                self._serve_request(frame)
+                frames = read_batch(line, self._limits)
             else:
-                self._take_notice(frame)
+                frames = (decode(line, self._limits),)
+            for one in frames:  # each request is answered separately
+                if isinstance(one, bytes):  # the error of an item that is not a message
+                    self._writer.send(one)
+                    continue
+                frame = one
+                if frame.is_request:
+                    self._serve_request(frame)
+                else:
+                    self._take_notice(frame)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
             refused(frame and frame.method, "-", error.code, error.message)
@@ -178,16 +179,6 @@ class Pipe:
         except Exception as error:  # noqa: BLE001 - an error in Weft must not stop the pipe
             text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
-
-    def _receive_batch(self, line: bytes) -> None:
-        """Serve the messages of a batch. Each request is answered separately, and each invalid item with an error."""
-        for one in read_batch(line, self._limits):
-            if not isinstance(one, Frame):
-                self._writer.send(one)
-            elif one.is_request:
-                self._serve_request(one)
-            else:
-                self._take_notice(one)
 
     def _take_notice(self, frame: Frame) -> None:
         """Handle a notification or a response of the client."""
@@ -200,14 +191,13 @@ class Pipe:
 
     def _serve_request(self, frame: Frame) -> None:
         request_id = frame.id
-        assert request_id is not None  # `decode` has checked it
-        assert request_id is not UNSET
-        runtime = self._runtime
+        assert isinstance(request_id, (int, str))  # `decode` has checked it
+        runtime, in_flight = self._runtime, self._in_flight
         era, envelope = choose(runtime.eras, frame, None, runtime.offer)
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
-            if request_id in self._in_flight:
+            if request_id in in_flight:
                 raise still_served()
             if full := self.full:
                 raise busy(full)
@@ -221,17 +211,10 @@ class Pipe:
             return
         reply = _LineReply(self._writer)
         call = Call(
-            runtime,
-            request_id,
-            envelope,
-            era,
-            reply,
-            peer=self._name,
-            connection=connection,
-            in_flight=self._in_flight,
+            runtime, request_id, envelope, era, reply, None, self._name, connection=connection, in_flight=in_flight
         )
         call.session = session
-        cancellation = reply.cancellation = self._in_flight[request_id] = call.cancellation
+        cancellation = reply.cancellation = in_flight[request_id] = call.cancellation
         task = self._starter.start(self._run(call, reply, cancellation))
         if task is not None:
             cancellation.task = task
@@ -248,24 +231,22 @@ class Pipe:
 
     async def _run(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         """Run one call and write its answer."""
+        dispatcher, in_flight = self._runtime.dispatcher, self._in_flight
+        body = b""  # stays empty if the client has cancelled the call
         try:
-            _, body = await self._runtime.dispatcher.run(call)
+            _, body = await dispatcher.run(call)
         except asyncio.CancelledError as error:
             if cancellation.told is not None:
-                _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
-            elif cancellation.cancelled:
-                # A notification of the client has removed the request already; other cancellations have not.
-                if self._in_flight.get(call.id) is cancellation:
-                    del self._in_flight[call.id]
-                return
-            else:  # the handler has cancelled its own task
-                _, body = self._runtime.dispatcher.fail(call, error)
+                _, body = dispatcher.refuse(call, cancellation.told)
+            elif not cancellation.cancelled:  # the handler has cancelled its own task
+                _, body = dispatcher.fail(call, error)
         reply.answered = True
-        if cancellation.cancelled and cancellation.told is None:  # cancelled while the answer was being encoded
+        if in_flight.get(call.id) is cancellation:  # else a notification of the client has removed it
+            del in_flight[call.id]
+        if cancellation.cancelled and cancellation.told is None:
             return
-        del self._in_flight[call.id]
         line = _one_line(body)
-        if not self._in_flight and reply.after_answer is None:  # no other line can be written together with it
+        if not in_flight and reply.after_answer is None:  # no other line can be written together with it
             self._writer.send_now(line)
         else:
             self._writer.send(line)
@@ -276,10 +257,8 @@ class Pipe:
         """Cancel the request that a notification names, if that request is running. Ignore a malformed notification."""
         try:
             params = _read_cancelled(frame.params if isinstance(frame.params, msgspec.Raw) else b"")
-        except msgspec.DecodeError:
-            return
-        cancellation = self._in_flight.pop(params.request_id, None)
-        if cancellation is None:
+            cancellation = self._in_flight.pop(params.request_id)
+        except (msgspec.DecodeError, KeyError):
             return
         if cancellation.task is not None:
             self._unwind(cancellation.task)
@@ -295,8 +274,7 @@ class Pipe:
 async def _send(writer: Writer, message: bytes) -> None:
     """Write one message, and wait while the client does not read."""
     writer.send(_one_line(message))
-    if writer.congested:
-        await writer.drained()
+    await writer.drained()
 
 
 def _one_line(message: bytes) -> bytes:
@@ -391,28 +369,17 @@ class _LoggedWriter:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self.send_now: Any = self._logged(writer.send_now)
-        self.send: Any = self._logged(writer.send)
+        self.drained = writer.drained
 
-    def _logged(self, send: Any) -> Any:
-        def logged(line: bytes) -> None:
-            wire.debug("> %s", masked_body(line.strip()))
-            send(line)
+    def send_now(self, line: bytes) -> None:
+        wire.debug("> %s", masked_body(line.strip()))
+        self._writer.send_now(line)
 
-        return logged
-
-    @property
-    def congested(self) -> bool:
-        return self._writer.congested
-
-    async def drained(self) -> None:
-        await self._writer.drained()
+    send = send_now
 
 
 class _MemoryWriter:
     """Passes lines to a client in the same process."""
-
-    congested = False
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
         self.send = self.send_now = deliver
@@ -451,8 +418,7 @@ class MemoryPipe:
         self._pipe.end_streams()
         await asyncio.sleep(0)
         self._pipe.cancel()
-        if tasks := self._pipe.tasks:
-            await asyncio.wait(tasks, timeout=self._runtime.limits.drain_seconds)
+        await self._pipe.wait(self._runtime.limits.drain_seconds)
         await self._pipe.close()
 
     async def _start(self) -> None:
