@@ -321,7 +321,7 @@ class SessionExchange:
     def __init__(self, runtime: Runtime, sessions: Sessions, *, keeps_sessions: bool = True) -> None:
         self._runtime = runtime
         self._sessions = sessions
-        self._keeps_sessions = keeps_sessions
+        self.keeps_sessions = keeps_sessions
         self.streams = SessionStreams(runtime, sessions)
         self.verbs: Sequence[str] = ("POST", "GET", "DELETE") if keeps_sessions else ("POST",)
 
@@ -395,7 +395,7 @@ class SessionExchange:
         """Serve the handshake. If it succeeds, a session begins."""
         if not isinstance(frame.id, int | str):
             raise Refusal(400, "A handshake is a request: give it an id.")
-        if not self._keeps_sessions:
+        if not self.keeps_sessions:
             await self._serve_request(None, frame, headers, caller, reply)
             return
         session = self.new_session(caller)
@@ -567,7 +567,7 @@ class SessionExchange:
 
         Raises `Refusal` if the headers name no session, or one that does not exist for this caller.
         """
-        if not self._keeps_sessions:
+        if not self.keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)
         if id is None:

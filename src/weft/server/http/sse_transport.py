@@ -86,8 +86,13 @@ class SseExchange:
     """Serves the two paths of HTTP+SSE: one for the stream, one for messages."""
 
     def __init__(
-        self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
+        self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange | None, path: str, taken: AbstractSet[str]
     ) -> None:
+        if exchange is None or not exchange.keeps_sessions:
+            raise UsageError(
+                f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
+                "have 'session' among the eras of the server."
+            )
         folder, _, name = path.rpartition("/")
         self._messages = f"{folder}/{MESSAGES}"
         self.verbs: Mapping[str, Sequence[str]] = {path: ("GET",), self._messages: ("POST",)}
