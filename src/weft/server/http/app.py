@@ -128,6 +128,7 @@ class HttpApp:
             return
         runtime = self.runtime
         reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), runtime.limits)
+        reply.receive = receive
         try:
             headers = read(
                 scope["headers"], max_fields=runtime.limits.header_fields, max_bytes=runtime.limits.header_bytes
@@ -141,7 +142,7 @@ class HttpApp:
             serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
             if self._sse is not None and _inner_path(scope) in self._sse.verbs:
                 serve = self._serve_sse
-            await serve(scope, headers, receive, reply)
+            await serve(scope, headers, reply)
         except Refusal as refusal:
             await self._refuse(scope, refusal, reply)
         except (HeaderFault, Busy) as fault:
@@ -193,10 +194,10 @@ class HttpApp:
         reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
         return False
 
-    async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_post(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve a POST request: one message, or an array of messages."""
         runtime = self.runtime
-        body = self._take_body(scope, headers, receive)
+        body = self._take_body(scope, headers, reply.receive)
         if not isinstance(body, bytes):
             body = await body
         runtime.in_flight += 1
@@ -212,7 +213,7 @@ class HttpApp:
                 era, _ = choose(runtime.eras, frame, headers)
                 exchange = self._session if era.remembers else self._stateless
                 assert exchange is not None
-                await exchange.serve(frame, headers, scope, receive, reply)
+                await exchange.serve(frame, headers, scope, reply)
         finally:
             runtime.in_flight -= 1
 
@@ -226,26 +227,26 @@ class HttpApp:
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
 
-    async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_verb(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve GET and DELETE, which only sessions have."""
         assert self._session is not None  # else the request was refused
         caller = read_caller(scope)
         if scope["method"] == "GET":
-            await self._session.listen(headers, caller, receive, reply)
+            await self._session.listen(headers, caller, reply)
         else:
             await self._session.end(headers, caller, reply)
 
-    async def _serve_sse(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_sse(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve a request of HTTP+SSE, the transport of the oldest revision."""
         runtime, sse = self.runtime, self._sse
         assert sse is not None
         if not runtime.lifespan.started and not await self._start(reply):
             return
         if scope["method"] == "GET":
-            await sse.open(scope, receive, reply)
+            await sse.open(scope, reply)
             return
         session = await sse.find(scope)
-        body = self._take_body(scope, headers, receive)
+        body = self._take_body(scope, headers, reply.receive)
         if not isinstance(body, bytes):
             body = await body
         runtime.in_flight += 1

@@ -7,15 +7,20 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Flag
+from typing import Protocol
 
+from weft.eras.base import ServerEra
+from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, encode_error
 from weft.limits import Limits
-from weft.net.asgi import RawHeaders, Refusal, Send
+from weft.net.asgi import RawHeaders, Receive, Refusal, Send
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.auth.tokens import challenge
 from weft.server.calls.connection import Cancellation
+from weft.server.diagnostics import note_refusal
 from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
+from weft.server.runtime.request_log import refused
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.http")
@@ -57,12 +62,22 @@ def read_accept(value: bytes | None) -> Accepts:
     return accepted
 
 
+class Answers(Protocol):
+    """The part of a reply that sends the answer."""
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer."""
+        ...
+
+
 class HttpReply:
     """Writes one HTTP response. Nothing is sent before the first notification or the answer.
 
     So an early error can still set the HTTP status. If the client has gone, methods that send raise no exception;
     instead, the call is cancelled.
     """
+
+    receive: Receive  # the receive function of the request; set by the app
 
     # Defaults of attributes that most responses never set.
     frame: Frame | None = None  # the message that is answered, once it is decoded
@@ -97,12 +112,12 @@ class HttpReply:
         return self.finished
 
     async def notify(self, message: bytes) -> None:
-        """Send a notification on the stream, if the client accepts a stream."""
-        if self.finished or Accepts.STREAM not in self.accepts:
+        """Send a message that belongs to the call, if the client accepts a stream and there is no answer yet."""
+        if self.answered or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
-            if not self.finished:
-                await self._event(encode_event(message), last=False)
+            if not self.answered:
+                await self._write(message, last=False)
 
     @property
     def _held(self) -> asyncio.Lock:
@@ -143,7 +158,7 @@ class HttpReply:
         self.close()
         if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
             async with self._held:
-                await self._event(encode_event(body), last=True)
+                await self._write(body, last=True)
             return
         await self._answer_json(status, body)
 
@@ -161,6 +176,11 @@ class HttpReply:
         if not self.extra and status != _BUSY and respond_at_once(self.send, status, body, most):
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
+
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client disconnects."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def accept(self) -> None:
         """Answer with 202 and no body: the message is accepted, and gets no JSON-RPC response."""
@@ -203,6 +223,10 @@ class HttpReply:
         except OSError:  # some ASGI servers raise it if the client has gone
             pass
 
+    async def _write(self, message: bytes, *, last: bool) -> None:
+        """Send one message as an SSE event."""
+        await self._event(encode_event(message), last=last)
+
     async def _event(self, event: bytes, *, last: bool) -> None:
         """Send one SSE event. If the client has gone, or does not read the event in time, call `_cut`."""
         start = not self.streaming
@@ -238,3 +262,11 @@ class HttpReply:
             self._comment = loop.create_task(self._send_comment(), name="weft-keep-alive")
         self._silent = True
         self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)
+
+
+async def refuse_call(error: ProtocolError, frame: Frame, era: ServerEra, reply: Answers) -> None:
+    """Answer a request that cannot be served with the error, in the form of its era, and log the refusal."""
+    note_refusal(error)
+    wire = era.refuse(error, opened=False)
+    refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
+    await reply.answer(wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data))

@@ -15,14 +15,13 @@ from urllib.parse import parse_qs, quote
 
 from weft.eras.session import SESSION
 from weft.errors import UsageError
-from weft.jsonrpc import Frame, decode
-from weft.limits import Limits
-from weft.net.asgi import Receive, Refusal, Scope
+from weft.jsonrpc import decode
+from weft.net.asgi import Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
-from weft.server.http.session import SSE_PREFIX, SessionExchange, SharedStreamReply
+from weft.server.http.session import SSE_PREFIX, Sender, SessionExchange, SharedStreamReply
 from weft.server.http.session_streams import StreamForm, check_takes_stream
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
@@ -108,7 +107,7 @@ class SseExchange:
 
     # GET: a stream, and a session for as long as it is open.
 
-    async def open(self, scope: Scope, receive: Receive, reply: HttpReply) -> None:
+    async def open(self, scope: Scope, reply: HttpReply) -> None:
         """Open a session and send its stream. The session ends with the stream."""
         check_takes_stream(reply)
         caller = read_caller(scope)
@@ -122,7 +121,7 @@ class SseExchange:
             with at_expiry(self._runtime, caller.token_info, partial(self._expire, session)) as show:
                 stream = self._open[session.id] = _OpenSseStream(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
-                await self._exchange.streams.standalone(session, 0, receive, reply, form)
+                await self._exchange.streams.standalone(session, 0, reply, form)
         finally:
             self._open.pop(session.id, None)
             unused.cancel()
@@ -164,29 +163,17 @@ class SseExchange:
 
     async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Serve one message, or an array of messages if the client's revision has batches."""
-        caller = read_caller(scope)
-        batches = SESSION.takes_batches(session.connection)
-        frames = _read(body, self._runtime.limits, batches=batches)
+        caller, limits = read_caller(scope), self._runtime.limits
+        is_batch = body.lstrip()[:1] == b"[" and SESSION.takes_batches(session.connection)
+        frames = read_batch(body, limits) if is_batch else [decode(body, limits)]
         if session.ended:  # while the body was read
             raise _unknown()
         stream = self._open.get(session.id)
         if stream is not None:
             stream.show(caller.token_info)
-        for frame in frames:  # each has its own answer
-            is_asked = not isinstance(frame, Frame) or frame.is_request
-            answer = _StreamReply(self._sessions, session, stream if is_asked else None)
-            if isinstance(frame, Frame):
-                await self._exchange.serve_detached(session, frame, headers, caller, answer)
-            else:
-                await answer.answer(400, frame)
+        new_reply = partial(_StreamReply, self._sessions, session, stream)
+        await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply)
         await reply.accept()
-
-
-def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
-    """Return the messages of a body. In a batch, an item that is not a message is replaced by its encoded error."""
-    if batches and body.lstrip()[:1] == b"[":
-        return read_batch(body, limits)
-    return [decode(body, limits)]
 
 
 def _unknown() -> Refusal:
