@@ -31,14 +31,7 @@ from weft.server.calls.execution import Deadline, PendingCoroutine
 from weft.server.diagnostics import report
 from weft.server.http.host_signals import follow_host_signals
 from weft.server.http.reply import Accepts, HttpReply, read_accept
-from weft.server.http.request import (
-    Cors,
-    TrustedProxies,
-    is_preflight,
-    preflight_refusal,
-    read_caller,
-    shared_limits,
-)
+from weft.server.http.request import Cors, TrustedProxies, is_preflight, preflight_refusal, read_caller, shared_limits
 from weft.server.http.session import SessionExchange
 from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
@@ -276,9 +269,7 @@ class HttpApp:
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
         """Check a request before its body is read, and return the forms of answer that it accepts."""
         accepts = self._known_pass(scope, headers)
-        if accepts is None:
-            accepts = self._check_form(scope, headers, self._check_place(scope, headers))
-        return accepts
+        return self._check_form(scope, headers, self._check_place(scope, headers)) if accepts is None else accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
         """Return the forms of answer that are cached for requests with the same headers; None if none are cached.
@@ -328,13 +319,15 @@ class HttpApp:
         _check_verb(scope, verbs)
         facts = _facts(headers)
         _, _, content_type, accept = facts
-        if scope["method"] != "POST":
-            return read_accept(accept)
-        _check_content_type(content_type)
-        if headers.known.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
+        is_post = scope["method"] == "POST"
+        if is_post:
+            _check_content_type(content_type)
+            if headers.known.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+                raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
         accepts = read_accept(accept)
-        if len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
+        if scope["method"] == "GET" and Accepts.STREAM not in accepts:
+            raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")
+        if is_post and len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
             self._passes[facts] = accepts
         return accepts
 

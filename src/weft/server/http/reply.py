@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Flag
-from typing import Protocol
 
 from weft.eras.base import ServerEra
 from weft.errors import ProtocolError
@@ -20,6 +19,7 @@ from weft.server.auth.tokens import challenge
 from weft.server.calls.connection import Cancellation
 from weft.server.diagnostics import note_refusal
 from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
+from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.request_log import refused
 from weft.types.base import RequestId
 
@@ -60,14 +60,6 @@ def read_accept(value: bytes | None) -> Accepts:
     if not accepted:
         raise Refusal(406, "Answers are JSON or event streams: accept application/json and text/event-stream.")
     return accepted
-
-
-class Answers(Protocol):
-    """The part of a reply that sends the answer."""
-
-    async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer."""
-        ...
 
 
 class HttpReply:
@@ -182,10 +174,10 @@ class HttpReply:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def accept(self) -> None:
-        """Answer with 202 and no body: the message is accepted, and gets no JSON-RPC response."""
+    async def accept(self, status: int = 202) -> None:
+        """Answer without a body: 202 if a message is accepted and gets no JSON-RPC response, 204 if a session has ended."""
         self.finished = True
-        await self._whole(202, [(b"content-length", b"0")], b"")
+        await self._whole(status, [(b"content-length", b"0")] if status == 202 else [], b"")
 
     async def send_event(self, event: bytes) -> None:
         """Send an encoded event of a stream that answers no request."""
@@ -201,11 +193,6 @@ class HttpReply:
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Do nothing: without a session, the client could not reconnect to get the rest of the stream."""
-
-    async def confirm(self) -> None:
-        """Answer with 204: the HTTP request succeeded, and has no result."""
-        self.finished = True
-        await self._whole(204, [], b"")
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal: its HTTP status, and a JSON-RPC error without an id."""
@@ -264,9 +251,9 @@ class HttpReply:
         self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)
 
 
-async def refuse_call(error: ProtocolError, frame: Frame, era: ServerEra, reply: Answers) -> None:
-    """Answer a request that cannot be served with the error, in the form of its era, and log the refusal."""
+def refusal_of(error: ProtocolError, frame: Frame, era: ServerEra) -> Answer:
+    """Return the answer to a request that cannot be served, in the form of its era, and log the refusal."""
     note_refusal(error)
     wire = era.refuse(error, opened=False)
     refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
-    await reply.answer(wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data))
+    return wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data)

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 
 from weft.errors import UsageError
 from weft.limits import Limits
@@ -20,14 +21,11 @@ from weft.protocol.headers import Headers
 from weft.server.calls.connection import TokenInfo, peer_of
 
 
-class Caller:
+class Caller(NamedTuple):
     """The sender of an HTTP request: its address and, if a token was verified, the facts about the token."""
 
-    __slots__ = ("address", "token_info")
-
-    def __init__(self, address: str, token_info: TokenInfo | None) -> None:
-        self.address = address
-        self.token_info = token_info
+    address: str
+    token_info: TokenInfo | None
 
     @property
     def principal(self) -> str | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, HeaderPeer
@@ -23,10 +23,11 @@ from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.execution import take_back
+from weft.server.calls.pending import SendMessage
 from weft.server.diagnostics import report
-from weft.server.http.reply import Accepts, Answers, HttpReply, refuse_call
+from weft.server.http.reply import Accepts, HttpReply, refusal_of
 from weft.server.http.request import Caller, read_caller
-from weft.server.http.session_streams import SessionStreams, check_takes_stream
+from weft.server.http.session_streams import SessionStreams
 from weft.server.runtime.admission import busy, still_served, stopped
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.runtime import Runtime
@@ -34,18 +35,6 @@ from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions, SessionsFull
 from weft.server.sessions.streams import Streams
 from weft.types.base import RequestId
-
-
-class Answering(Reply, Answers, Protocol):
-    """Sends the notifications and the answer of one request of a session."""
-
-    async def give_up(self) -> None:
-        """End the response without an answer, because the call was cancelled."""
-        ...
-
-    def release(self) -> None:
-        """Stop waiting for an answer, because the task that serves the request has ended."""
-        ...
 
 
 class SessionReply(HttpReply):
@@ -218,9 +207,47 @@ class Batch:
 
 
 class SharedStreamReply:
-    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream."""
+    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream.
+
+    `send` sends a notification. `finish` is called with the answer, or with None if the request was cancelled.
+    `abandon` is called if the task that serves the request ends without an answer.
+    """
 
     answered = False
+
+    def __init__(
+        self,
+        send: SendMessage,
+        finish: Callable[[bytes | None], Awaitable[None]],
+        abandon: Callable[[], None],
+        *,
+        can_stream: bool = True,
+    ) -> None:
+        self._send = send
+        self._finish = finish
+        self._abandon = abandon
+        self.can_stream = can_stream
+
+    async def notify(self, message: bytes) -> None:
+        """Send a notification, unless the request is answered."""
+        if not self.answered:
+            await self._send(message)
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer."""
+        self.answered = True
+        await self._finish(body)
+
+    async def give_up(self) -> None:
+        """Send no answer, because the request was cancelled."""
+        self.answered = True
+        await self._finish(None)
+
+    def release(self) -> None:
+        """Stop waiting for an answer, because the task that serves the request has ended."""
+        if not self.answered:
+            self.answered = True
+            self._abandon()
 
     def epilogue(self, message: bytes) -> None:
         """Do nothing: no method of the session era sends a message after its answer."""
@@ -235,34 +262,7 @@ class SharedStreamReply:
         """Do nothing: other requests still use the stream."""
 
 
-class _BatchPart(SharedStreamReply):
-    """The reply of one request of a batch."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    @property
-    def can_stream(self) -> bool:
-        return self._batch.reply.can_stream
-
-    async def notify(self, message: bytes) -> None:
-        if not self.answered:
-            await self._batch.notify(message)
-
-    async def answer(self, status: int, body: bytes) -> None:
-        self.answered = True
-        await self._batch.add(body)
-
-    async def give_up(self) -> None:
-        self.answered = True
-        await self._batch.add(None)
-
-    def release(self) -> None:
-        """End the response of the whole batch if this request got no answer. Otherwise the batch would wait forever."""
-        if not self.answered:
-            self.answered = True
-            self._batch.reply.release()
-
+Answering: TypeAlias = SessionReply | SharedStreamReply
 
 log = logging.getLogger("weft.sessions")
 
@@ -335,7 +335,10 @@ class SessionExchange:
         messages = read_batch(body, self._runtime.limits)
         size = sum(isinstance(one, bytes) or one.is_request for one in messages)  # the number of answers
         whole = self._reply(sender.session, reply)
-        await self.serve_several(sender, messages, partial(_BatchPart, Batch(whole, size)))
+        batch = Batch(whole, size)
+        # If a request gets no answer, the response of the whole batch ends: it would wait forever.
+        part = partial(SharedStreamReply, batch.notify, batch.add, whole.release, can_stream=whole.can_stream)
+        await self.serve_several(sender, messages, part)
         await (self._wait_for_response(whole, None, None) if size else reply.accept())
 
     async def serve_several(
@@ -357,7 +360,7 @@ class SessionExchange:
                 era, _ = choose(runtime.eras, frame, sender.headers)
                 reply = new_reply()
                 if runtime.is_full(own=1):  # the HTTP request itself is counted
-                    await refuse_call(busy(runtime.limits.in_flight), frame, era, reply)
+                    await reply.answer(*refusal_of(busy(runtime.limits.in_flight), frame, era))
                 elif (task := await self._start(sender, frame, reply, era)) is not None:
                     self._count_in(task)
 
@@ -372,7 +375,7 @@ class SessionExchange:
         try:
             envelope = self.era.open(frame, headers, self._runtime.offer, session.connection)
         except ProtocolError as error:
-            await refuse_call(error, frame, self.era, reply)
+            await reply.answer(*refusal_of(error, frame, self.era))
             return
         call = self._call(Sender(session, headers, caller), frame.id, envelope, reply)
         try:
@@ -433,12 +436,15 @@ class SessionExchange:
         session, request_id = sender.session, frame.id
         assert isinstance(request_id, int | str)
         try:
-            if session is not None:
-                self._check_in_flight(session, request_id)
+            in_flight = {} if session is None else session.connection.in_flight
+            if request_id in in_flight:
+                raise still_served()
+            if len(in_flight) >= self._runtime.limits.in_flight_per_connection:
+                raise busy(self._runtime.limits.in_flight_per_connection)
             first = session is None and frame.method == HANDSHAKE
             envelope = era.open(frame, sender.headers, self._runtime.offer, None if first else sender.peer)
         except ProtocolError as error:
-            await refuse_call(error, frame, era, reply)
+            await reply.answer(*refusal_of(error, frame, era))
             return None
         call = self._call(sender, request_id, envelope, reply, era)
         if session is None:
@@ -504,7 +510,6 @@ class SessionExchange:
 
     async def listen(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """Send the standalone stream, or the rest of any stream after the event that the headers name."""
-        check_takes_stream(reply)
         session = await self._find_named(headers, caller)
         if not session.connection.handshake_done:
             raise Refusal(400, "The handshake comes first.")
@@ -515,7 +520,7 @@ class SessionExchange:
     async def end(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """End the session that the headers name, because its client requests that."""
         await self._sessions.end(await self._find_named(headers, caller))
-        await reply.confirm()
+        await reply.accept(204)
 
     # Shared by the verbs.
 
@@ -547,14 +552,6 @@ class SessionExchange:
             raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")
         return session
 
-    def _check_in_flight(self, session: Session, request_id: int | str) -> None:
-        in_flight = session.connection.in_flight
-        if request_id in in_flight:
-            raise still_served()
-        most = self._runtime.limits.in_flight_per_connection
-        if len(in_flight) >= most:
-            raise busy(most)
-
     def _reply(self, session: Session | None, reply: HttpReply) -> SessionReply:
         polling = session is not None and self.era.may_close_early(session.connection)
         return SessionReply(reply, session, self._sessions.streams, polling=polling)
@@ -579,9 +576,6 @@ class SessionExchange:
 
     async def _receive(self, session: Session | None, frame: Frame) -> None:
         """Handle a message that gets no answer: a notification, or the response to a request of the server."""
-        if session is None:
-            return
-        if frame.is_notification:
-            await self._sessions.notified(session, frame)
-        else:
-            await self._sessions.answered(session, frame)
+        if session is not None:
+            take = self._sessions.notified if frame.is_notification else self._sessions.answered
+            await take(session, frame)

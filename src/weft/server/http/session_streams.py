@@ -193,9 +193,3 @@ async def _watch(reply: HttpReply, news: asyncio.Event) -> None:
     await reply.wait_for_disconnect()
     reply.close()
     news.set()
-
-
-def check_takes_stream(reply: HttpReply) -> None:
-    """Raise a `Refusal` for a GET request if the client does not accept a stream."""
-    if not reply.can_stream:
-        raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")

@@ -22,7 +22,7 @@ from weft.protocol.sse import encode as encode_event
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
 from weft.server.http.session import SSE_PREFIX, Sender, SessionExchange, SharedStreamReply
-from weft.server.http.session_streams import StreamForm, check_takes_stream
+from weft.server.http.session_streams import StreamForm
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
 from weft.server.sessions.session import Session, read_batch
@@ -40,45 +40,6 @@ class _OpenSseStream:
     def __init__(self, show: Show) -> None:
         self.show = show  # to call with the token of each message, which may expire later
         self.unanswered = 0  # number of requests without an answer
-
-
-class _StreamReply(SharedStreamReply):
-    """Sends all output of one request on the stream of its session, which may be open at another worker."""
-
-    can_stream = True
-
-    def __init__(self, sessions: Sessions, session: Session, stream: _OpenSseStream | None) -> None:
-        self._sessions = sessions
-        self._session = session
-        self._stream = stream  # stays open until the answer; None if another worker has it open
-        if stream is not None:
-            stream.unanswered += 1
-
-    async def notify(self, message: bytes) -> None:
-        if not self.answered:
-            await self._session.send(message)
-
-    async def answer(self, status: int, body: bytes) -> None:
-        self.answered = True
-        try:
-            await self._session.send(body)
-        except BaseException:
-            self._sessions.end_soon(self._session)  # ends the stream, so that the client does not wait for the answer
-            raise
-        finally:
-            self.release()
-
-    async def give_up(self) -> None:
-        self.answered = True
-        self.release()
-
-    def release(self) -> None:
-        """Count the request as answered, so that the stream does not stay open for its answer."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.unanswered -= 1
-            if self._sessions.closing and self._session.wake is not None:
-                self._session.wake.set()
 
 
 class SseExchange:
@@ -109,7 +70,6 @@ class SseExchange:
 
     async def open(self, scope: Scope, reply: HttpReply) -> None:
         """Open a session and send its stream. The session ends with the stream."""
-        check_takes_stream(reply)
         caller = read_caller(scope)
         session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # the stream uses it
@@ -171,9 +131,35 @@ class SseExchange:
         stream = self._open.get(session.id)
         if stream is not None:
             stream.show(caller.token_info)
-        new_reply = partial(_StreamReply, self._sessions, session, stream)
+        new_reply = partial(self._new_reply, session, stream)
         await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply)
         await reply.accept()
+
+    def _new_reply(self, session: Session, stream: _OpenSseStream | None) -> SharedStreamReply:
+        """Return a reply that sends everything on the stream of the session, which may be open at another worker.
+
+        `stream` stays open until the answer is sent. It is None if another worker has it open.
+        """
+
+        def count_out() -> None:
+            if stream is not None:
+                stream.unanswered -= 1
+                if self._sessions.closing and session.wake is not None:
+                    session.wake.set()
+
+        async def finish(answer: bytes | None) -> None:
+            try:
+                if answer is not None:
+                    await session.send(answer)
+            except BaseException:
+                self._sessions.end_soon(session)  # ends the stream, so that the client does not wait for the answer
+                raise
+            finally:
+                count_out()
+
+        if stream is not None:
+            stream.unanswered += 1
+        return SharedStreamReply(session.send, finish, count_out)
 
 
 def _unknown() -> Refusal:

@@ -20,7 +20,7 @@ from weft.protocol.headers import Headers
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.execution import PendingCoroutine, take_back
-from weft.server.http.reply import HttpReply, refuse_call
+from weft.server.http.reply import HttpReply, refusal_of
 from weft.server.http.request import read_caller
 from weft.server.runtime.admission import stopped
 from weft.server.runtime.dispatch import Answer
@@ -43,7 +43,7 @@ class StatelessExchange:
         try:
             envelope = era.open(frame, headers, runtime.offer, None)
         except ProtocolError as error:
-            await refuse_call(error, frame, era, reply)
+            await reply.answer(*refusal_of(error, frame, era))
             return
         caller = read_caller(scope)
         call = Call(runtime, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)

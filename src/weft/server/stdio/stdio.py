@@ -301,35 +301,31 @@ class LineWriter:
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # set when the thread has written everything
-        self._watched_fd = self._watch()  # a copy of the descriptor that the event loop watches, or None
+        self._watches = self._watch()  # whether the event loop watches the descriptor
 
-    def _watch(self) -> int | None:
-        """Let the event loop watch a copy of the descriptor. Return the copy, or None if this is not possible.
+    def _watch(self) -> bool:
+        """Let the event loop watch the descriptor; return False if this is not possible.
 
-        When the client closes its end, the event loop reports the copy as readable.
+        When the client closes its end, the event loop reports the descriptor as readable.
         """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return None
-        fd = os.dup(self._fd)
+            return False
         try:
-            self._loop.add_reader(fd, self._look)
+            self._loop.add_reader(self._fd, self._look)
         except (NotImplementedError, OSError):
-            os.close(fd)
-            return None
-        return fd
+            return False
+        return True
 
     def _look(self) -> None:
-        is_closed = self._watched_fd is not None and bool(_poll(self._watched_fd, 0).poll(0))  # an error, or hung up
         self._stop_watching()  # also if the client has written to our stdout, which is ignored
-        if is_closed:
+        if _poll(self._fd, 0).poll(0):  # an error, or hung up
             self._broken()
 
     def _stop_watching(self) -> None:
-        fd, self._watched_fd = self._watched_fd, None
-        if fd is not None:
-            self._loop.remove_reader(fd)
-            os.close(fd)
+        if self._watches:
+            self._watches = False
+            self._loop.remove_reader(self._fd)
 
     def send(self, line: bytes) -> None:
         """Schedule one line to be written in the next iteration of the event loop, together with other lines."""
