@@ -505,7 +505,6 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = "?" if scope.get("query_string") else ""
         self._request = f"{scope['method']} {masked_url(scope['path'] + query)} [{masked_headers(scope['headers'])}]"
-        self._has_body = scope["method"] == "POST"
         self._receive = receive
         self._send = send
         self._body = bytearray()

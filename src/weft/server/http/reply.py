@@ -175,7 +175,7 @@ class HttpReply:
             pass
 
     async def accept(self, status: int = 202) -> None:
-        """Answer without a body: 202 if a message is accepted and gets no JSON-RPC response, 204 if a session has ended."""
+        """Answer without a body: 202 if a message is accepted and gets no response, 204 if a session has ended."""
         self.finished = True
         await self._whole(status, [(b"content-length", b"0")] if status == 202 else [], b"")
 

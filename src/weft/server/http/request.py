@@ -40,24 +40,15 @@ class Caller(NamedTuple):
 
 def read_caller(scope: Scope) -> Caller:
     """Return the caller from the ASGI scope. Raise `UsageError` if another app has put an invalid token info there."""
-    client = scope.get("client")
-    token_info = scope.get(TOKEN_INFO)
+    client, token_info = scope.get("client"), scope.get(TOKEN_INFO)
     if token_info is not None:
-        _check(token_info)
+        subject: object = token_info.subject if isinstance(token_info, TokenInfo) else None
+        if not isinstance(subject, str) or not subject:
+            raise UsageError(
+                f"scope[{TOKEN_INFO!r}] holds a {type(token_info).__name__} that names no subject. Put "
+                "weft.auth.TokenInfo(subject=...) there for a verified caller, and nothing for any other."
+            )
     return Caller(client[0] if client else "", token_info)
-
-
-def _check(token_info: object) -> None:
-    if not isinstance(token_info, TokenInfo):
-        found = f"a {type(token_info).__name__}"
-    elif not isinstance(token_info.subject, str) or not token_info.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check its values
-        found = "a TokenInfo whose subject is not a text, or is empty"
-    else:
-        return
-    raise UsageError(
-        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.auth.TokenInfo(subject=...) there for a verified caller, and "
-        "nothing for any other."
-    )
 
 
 log = logging.getLogger("weft.advice")

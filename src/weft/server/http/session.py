@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,13 +28,13 @@ from weft.server.calls.pending import SendMessage
 from weft.server.diagnostics import report
 from weft.server.http.reply import Accepts, HttpReply, refusal_of
 from weft.server.http.request import Caller, read_caller
-from weft.server.http.session_streams import SessionStreams
+from weft.server.http.session_streams import RESUMABLE, SessionStreams
 from weft.server.runtime.admission import busy, still_served, stopped
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions, SessionsFull
-from weft.server.sessions.streams import Streams
+from weft.server.sessions.streams import STANDALONE, Streams, read_event_id
 from weft.types.base import RequestId
 
 
@@ -172,17 +173,12 @@ class SessionReply(HttpReply):
 
 
 class Batch:
-    """Sends the answers to the requests of one batch: as a JSON array, or as events if there is a stream."""
+    """Collects the answers to the requests of one batch, and sends them: as a JSON array, or as events of a stream."""
 
     def __init__(self, reply: SessionReply, size: int) -> None:
-        self.reply = reply
+        self._reply = reply
         self._missing = size
         self._answers: list[bytes] = []
-
-    async def notify(self, message: bytes) -> None:
-        """Send a message of one of the requests on the stream, followed by the answers that were not sent yet."""
-        await self.reply.notify(message)
-        await self._send_answers()
 
     async def add(self, answer: bytes | None) -> None:
         """Add the answer to one request; `answer` is None if the request was cancelled."""
@@ -190,22 +186,19 @@ class Batch:
         if answer is not None:
             self._answers.append(answer)
         if self._missing:
-            await self._send_answers()
-        elif not self._answers:
-            await self.reply.give_up()
-        elif self.reply.is_stream:
+            return
+        if not self._answers:
+            await self._reply.give_up()
+        elif self._reply.is_stream:
             *others, last = self._answers
             for one in others:
-                await self.reply.notify(one)
-            await self.reply.answer(200, last)
+                await self._reply.notify(one)
+            await self._reply.answer(200, last)
         else:
-            await self.reply.answer(200, b"[" + b",".join(self._answers) + b"]")
-
-    async def _send_answers(self) -> None:
-        while self._answers and self.reply.is_stream and self._missing:
-            await self.reply.notify(self._answers.pop(0))
+            await self._reply.answer(200, b"[" + b",".join(self._answers) + b"]")
 
 
+@dataclass(eq=False)
 class SharedStreamReply:
     """The reply of a request that shares its stream with other requests, so it cannot end or change the stream.
 
@@ -213,41 +206,32 @@ class SharedStreamReply:
     `abandon` is called if the task that serves the request ends without an answer.
     """
 
-    answered = False
-
-    def __init__(
-        self,
-        send: SendMessage,
-        finish: Callable[[bytes | None], Awaitable[None]],
-        abandon: Callable[[], None],
-        *,
-        can_stream: bool = True,
-    ) -> None:
-        self._send = send
-        self._finish = finish
-        self._abandon = abandon
-        self.can_stream = can_stream
+    send: SendMessage
+    finish: Callable[[bytes | None], Awaitable[None]]
+    abandon: Callable[[], None]
+    can_stream: bool = True
+    answered: bool = False
 
     async def notify(self, message: bytes) -> None:
         """Send a notification, unless the request is answered."""
         if not self.answered:
-            await self._send(message)
+            await self.send(message)
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer."""
         self.answered = True
-        await self._finish(body)
+        await self.finish(body)
 
     async def give_up(self) -> None:
         """Send no answer, because the request was cancelled."""
         self.answered = True
-        await self._finish(None)
+        await self.finish(None)
 
     def release(self) -> None:
         """Stop waiting for an answer, because the task that serves the request has ended."""
         if not self.answered:
             self.answered = True
-            self._abandon()
+            self.abandon()
 
     def epilogue(self, message: bytes) -> None:
         """Do nothing: no method of the session era sends a message after its answer."""
@@ -335,9 +319,8 @@ class SessionExchange:
         messages = read_batch(body, self._runtime.limits)
         size = sum(isinstance(one, bytes) or one.is_request for one in messages)  # the number of answers
         whole = self._reply(sender.session, reply)
-        batch = Batch(whole, size)
         # If a request gets no answer, the response of the whole batch ends: it would wait forever.
-        part = partial(SharedStreamReply, batch.notify, batch.add, whole.release, can_stream=whole.can_stream)
+        part = partial(SharedStreamReply, whole.notify, Batch(whole, size).add, whole.release, whole.can_stream)
         await self.serve_several(sender, messages, part)
         await (self._wait_for_response(whole, None, None) if size else reply.accept())
 
@@ -513,7 +496,20 @@ class SessionExchange:
         session = await self._find_named(headers, caller)
         if not session.connection.handshake_done:
             raise Refusal(400, "The handshake comes first.")
-        await self.streams.listen(session, headers.get(LAST_EVENT_HEADER), reply, caller.token_info)
+        stream, after = STANDALONE, None
+        if (last_event := headers.get(LAST_EVENT_HEADER)) is not None:
+            found = read_event_id(last_event)
+            if found is None:
+                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
+            stream, after = found
+        session.in_use += 1
+        try:
+            if stream == STANDALONE:
+                await self.streams.standalone(session, after, reply, RESUMABLE, caller.token_info)
+            else:
+                await self.streams.resume(session, stream, after or 0, reply)
+        finally:
+            session.in_use -= 1
 
     # DELETE: the end.
 

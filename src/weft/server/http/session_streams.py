@@ -19,7 +19,7 @@ from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import at_expiry
 from weft.server.sessions.session import ResumedReader, Session
 from weft.server.sessions.sessions import Sessions
-from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id, read_event_id
+from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id
 
 _TAKEN = "This session has its stream open already."
 
@@ -49,33 +49,8 @@ class SessionStreams:
         self._runtime = runtime
         self._sessions = sessions
 
-    async def listen(
-        self, session: Session, last_event: str | None, reply: HttpReply, token_info: TokenInfo | None
-    ) -> None:
-        """Send the standalone stream, or the rest of any stream after the event `last_event`."""
-        stream, after = STANDALONE, None
-        if last_event is not None:
-            found = read_event_id(last_event)
-            if found is None:
-                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
-            stream, after = found
-        session.in_use += 1
-        try:
-            if stream == STANDALONE:
-                await self.standalone(session, after, reply, token_info=token_info)
-            else:
-                await self._resume(session, stream, after or 0, reply)
-        finally:
-            session.in_use -= 1
-
     async def standalone(
-        self,
-        session: Session,
-        after: int | None,
-        reply: HttpReply,
-        form: StreamForm = RESUMABLE,
-        *,
-        token_info: TokenInfo | None = None,
+        self, session: Session, after: int | None, reply: HttpReply, form: StreamForm, token_info: TokenInfo | None
     ) -> None:
         """Send the standalone stream, which belongs to no request. A session has only one.
 
@@ -120,7 +95,7 @@ class SessionStreams:
                 session.wake = None
                 await self._sessions.close_stream(session)
 
-    async def _resume(self, session: Session, stream: str, after: int, reply: HttpReply) -> None:
+    async def resume(self, session: Session, stream: str, after: int, reply: HttpReply) -> None:
         """Send the rest of the stream of a request, and end the response that sent the stream before."""
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qs, quote
 
@@ -34,12 +35,12 @@ MESSAGES = "messages"  # the last part of the path to POST to
 _MOST_QUERY_BYTES = 1024
 
 
+@dataclass(eq=False)
 class _OpenSseStream:
     """An HTTP+SSE stream that is open in this process."""
 
-    def __init__(self, show: Show) -> None:
-        self.show = show  # to call with the token of each message, which may expire later
-        self.unanswered = 0  # number of requests without an answer
+    show: Show  # to call with the token of each message, which may expire later
+    unanswered: int = 0  # number of requests without an answer
 
 
 class SseExchange:
@@ -81,7 +82,7 @@ class SseExchange:
             with at_expiry(self._runtime, caller.token_info, partial(self._expire, session)) as show:
                 stream = self._open[session.id] = _OpenSseStream(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
-                await self._exchange.streams.standalone(session, 0, reply, form)
+                await self._exchange.streams.standalone(session, 0, reply, form, None)
         finally:
             self._open.pop(session.id, None)
             unused.cancel()

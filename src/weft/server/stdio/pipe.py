@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -61,22 +62,19 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _LineReply:
     """Sends the notifications of one call until the call is answered or cancelled."""
 
-    __slots__ = ("_writer", "after_answer", "answered", "cancellation")
-
-    can_stream = True
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.answered = False
-        self.after_answer: bytes | None = None  # a notification to send after the answer
-        self.cancellation: Cancellation | None = None  # of the call; None until the call is created
+    writer: Writer
+    answered: bool = False
+    after_answer: bytes | None = None  # a notification to send after the answer
+    cancellation: Cancellation | None = None  # of the call; None until the call is created
+    can_stream: bool = True
 
     async def notify(self, message: bytes) -> None:
         if not self.answered and not (self.cancellation is not None and self.cancellation.cancelled):
-            await _send(self._writer, message)
+            await _send(self.writer, message)
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Do nothing: the only stream is the connection."""
@@ -102,9 +100,7 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
-        self._session: PipeSession | None = None  # None if no era with sessions is served
-        if any(era.remembers for era in runtime.eras):
-            self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
+        self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
         """Create the spare task, so that the first request is started at once, like all later requests.
@@ -148,8 +144,7 @@ class Pipe:
     async def close(self) -> None:
         """Close the session, and cancel the spare task."""
         await self._starter.close()
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     def receive(self, line: Line) -> None:
         """Serve one line. Errors are answered, never raised, so that the next line can be served."""
@@ -159,7 +154,7 @@ class Pipe:
                 raise ParseError(f"Parse error: a line has at most {self._limits.line_bytes} bytes.")
             if not line or line.isspace():
                 return
-            if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
+            if line[0] != _BRACE and self._session.takes_batch(line):
                 frames = read_batch(line, self._limits)
             else:
                 frames = (decode(line, self._limits),)
@@ -170,8 +165,10 @@ class Pipe:
                 frame = one
                 if frame.is_request:
                     self._serve_request(frame)
+                elif frame.method == "notifications/cancelled":
+                    self._cancel(frame)
                 else:
-                    self._take_notice(frame)
+                    self._session.take(frame)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
             refused(frame and frame.method, "-", error.code, error.message)
@@ -179,15 +176,6 @@ class Pipe:
         except Exception as error:  # noqa: BLE001 - an error in Weft must not stop the pipe
             text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
-
-    def _take_notice(self, frame: Frame) -> None:
-        """Handle a notification or a response of the client."""
-        if frame.method == "notifications/cancelled":
-            self._cancel(frame)
-        elif self._session is not None:
-            self._session.take(frame)
-        else:
-            log.debug("%s ignored: no request waits for it", frame.method or "a response")
 
     def _serve_request(self, frame: Frame) -> None:
         request_id = frame.id
