@@ -276,16 +276,8 @@ class HttpApp:
 
         Also return None if the request is not a POST to `path`, or if the app is mounted: then all checks are made.
         """
-        accepts = self._passes.get(_facts(headers))
-        if (
-            accepts is not None
-            and scope["method"] == "POST"
-            and scope["path"] == self.path
-            and not scope.get("root_path")
-            and b"content-encoding" not in headers.known
-        ):
-            return accepts
-        return None
+        is_usual = scope["method"] == "POST" and scope["path"] == self.path and not scope.get("root_path")
+        return self._passes.get(_facts(headers)) if is_usual and b"content-encoding" not in headers.known else None
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
         """Check the path, host and origin of a request, and return the verbs that are served at the path."""
@@ -414,21 +406,19 @@ class HttpApp:
         return bytes(body)
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._serve_lifespan(receive, send)
-        elif scope["type"] == "websocket":
+        """Refuse a WebSocket, or enter and leave the lifespan when the ASGI server requests it."""
+        if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1002})
-
-    async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
-        for event, work in (("startup", self.runtime.lifespan.start), ("shutdown", self.runtime.stop)):
-            await receive()
-            try:
-                await work()
-            except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
-                await send({"type": f"lifespan.{event}.failed", "message": f"{type(error).__name__}: {error}"})
-                return
-            await send({"type": f"lifespan.{event}.complete"})
+        elif scope["type"] == "lifespan":
+            for event, work in (("startup", self.runtime.lifespan.start), ("shutdown", self.runtime.stop)):
+                await receive()
+                try:
+                    await work()
+                except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
+                    await send({"type": f"lifespan.{event}.failed", "message": f"{type(error).__name__}: {error}"})
+                    return
+                await send({"type": f"lifespan.{event}.complete"})
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:

@@ -150,7 +150,7 @@ class HttpReply:
         self.close()
         if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
             async with self._held:
-                await self._write(body, last=True)
+                await self._event(encode_event(body), last=True)
             return
         await self._answer_json(status, body)
 

@@ -66,6 +66,7 @@ async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answe
     """
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
+    assert task is not None
     if reply.finished:  # the client disconnected before the call could be cancelled
         cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, reply))
@@ -76,7 +77,7 @@ async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answe
         answer = await running
     except asyncio.CancelledError as error:
         if not cancellation.cancelled:
-            if task is None or not running.cancelled_itself:  # the ASGI server has cancelled it
+            if not running.cancelled_itself:  # the ASGI server has cancelled it
                 await reply.answer_cancelled(*runtime.dispatcher.refuse(call, stopped()))
                 raise
             await take_back(task)
@@ -89,11 +90,8 @@ async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answe
             reply.close()
     if not cancellation.cancelled:
         return answer
-    if task is not None:
-        await _absorb(task)
-    if told is None:
-        return None
-    return answer or runtime.dispatcher.refuse(call, told)
+    await _absorb(task)
+    return None if told is None else answer or runtime.dispatcher.refuse(call, told)
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:

@@ -56,15 +56,13 @@ class _StdioConnection:
     """
 
     def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
-        linger_seconds = runtime.limits.stdio_linger_seconds
-        self._drain_seconds = runtime.limits.drain_seconds
+        limits = runtime.limits
+        self._drain_seconds = limits.drain_seconds
         self._loop = asyncio.get_running_loop()
-        self._reader = LineReader(
-            os.dup(source), runtime.limits.line_bytes, self._serve_lines, linger_seconds=linger_seconds
-        )
+        self._reader = LineReader(os.dup(source), limits.line_bytes, self._serve_lines, limits.stdio_linger_seconds)
         self._writer = LineWriter(sink, self._lose_output)
         self._pipe = new_pipe(runtime, self._writer)
-        self._lingers = lingers and linger_seconds > 0
+        self._lingers = lingers and limits.stdio_linger_seconds > 0
         self._waited = 0  # iterations of the event loop since the limit of running requests was reached
         self._draining: asyncio.Task[None] | None = None  # waits until the client has read the output
         self._output_broken = False
@@ -194,7 +192,7 @@ class LineReader:
     """
 
     def __init__(
-        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
+        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], linger_seconds: float = 0.0
     ) -> None:
         self._fd = fd
         self._linger_seconds = linger_seconds  # how long `resume(linger=True)` waits for the next line
