@@ -157,7 +157,7 @@ class Pipe:
             if line[0] != _BRACE and self._session.takes_batch(line):
                 frames = read_batch(line, self._limits)
             else:
-                frames = (decode(line, self._limits),)
+                frames = [decode(line, self._limits)]
             for one in frames:  # each request is answered separately
                 if isinstance(one, bytes):  # the error of an item that is not a message
                     self._writer.send(one)
