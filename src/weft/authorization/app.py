@@ -24,7 +24,7 @@ from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.tokens import LEEWAY
 from weft.server.diagnostics import check_scopes, report
-from weft.server.http.request import Cors, TrustedProxies, UntrustedProxies, is_preflight, preflight_refusal
+from weft.server.http.request import Cors, TrustedProxies, is_preflight, preflight_refusal
 from weft.server.runtime.request_log import refused_http
 
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
@@ -257,8 +257,7 @@ class AuthorizationServer:
             cors: The origins of web pages that may be clients. They can call all endpoints except the login page.
         """
         policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
-        proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
-        return _App(self, policy, Cors(policy) if cors else None, proxies)
+        return _App(self, policy, Cors(policy) if cors else None, TrustedProxies(trusted_proxies, _SHARED))
 
 
 def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
@@ -315,7 +314,7 @@ class _App:
     """The ASGI app: checks the Host header of a request, calls its endpoint, and adds CORS headers."""
 
     def __init__(
-        self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
+        self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies
     ) -> None:
         base, metadata = urlsplit(server.issuer).path, server.metadata()
         authentication = ClientAuthentication(server)
@@ -344,7 +343,6 @@ class _App:
             self._routes[f"{base}/introspect"] = {"POST": IntrospectionEndpoint(server, authentication).answer}
         self._own_page = f"{base}/authorize"  # the path of the login page, which has no CORS headers
         self._policy, self._cors, self._proxies = policy, cors, proxies
-        self._untrusted = UntrustedProxies(_SHARED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -368,10 +366,8 @@ class _App:
             host = headers.known.get(b"host")
             if not self._policy.host_ok(host):
                 raise OAuthError("invalid_request", refusal("host", host), status=421)
-            if self._proxies is not None and self._proxies.trusts((scope.get("client") or ("",))[0]):
-                self._proxies.resolve(scope, headers)
-            else:
-                self._untrusted.look(scope, headers)
+            self._proxies.resolve(scope, headers)
+            self._proxies.warn(scope, headers)
             endpoints = self._routes.get(scope["path"])
             if endpoints is None:
                 raise OAuthError("invalid_request", "There is nothing at this path.", status=404)

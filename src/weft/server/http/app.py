@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from weft.eras.base import choose
@@ -31,15 +31,7 @@ from weft.server.calls.execution import Deadline, PendingCoroutine
 from weft.server.diagnostics import report
 from weft.server.http.host_signals import follow_host_signals
 from weft.server.http.reply import Accepts, HttpReply, read_accept
-from weft.server.http.request import (
-    Cors,
-    TrustedProxies,
-    UntrustedProxies,
-    is_preflight,
-    preflight_refusal,
-    read_caller,
-    shared_limits,
-)
+from weft.server.http.request import Cors, TrustedProxies, is_preflight, preflight_refusal, read_caller, shared_limits
 from weft.server.http.session import SessionExchange
 from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
@@ -55,6 +47,8 @@ _NO_APP = "A Server is not an ASGI app. Use server.asgi() instead: app.mount('/'
 _NO_APP_ALONE = (
     "A Server is not an ASGI app. Write `app = server.asgi()` and start that, such as `uvicorn {module}:app`."
 )
+
+_METADATA_VERBS = ("GET", "HEAD")  # the HTTP server sends only the head of the answer to HEAD
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
 
@@ -101,30 +95,22 @@ class HttpApp:
         public = None if auth is None else auth.host
         self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
         self._cors = Cors(self._policy) if cors else None
-        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
-        self._untrusted = UntrustedProxies(shared_limits(runtime.limits), "--trust-proxy")
+        self._proxies = TrustedProxies(trusted_proxies, shared_limits(runtime.limits), "--trust-proxy")
         self._gate = None if auth is None else BearerAuth(auth, runtime)
-        self._is_plain = self._proxies is None and self._gate is None
+        self._is_plain = not trusted_proxies and self._gate is None  # whether the sender needs no check
         self._session: SessionExchange | None = None
         self._stateless: StatelessExchange | None = None
+        self._verbs: Sequence[str] = ("POST",)
         for era in runtime.eras:
             if era.remembers:
                 self._session = SessionExchange(runtime, sessions, keeps_sessions=keeps_sessions)
+                self._verbs = self._session.verbs
             else:
                 self._stateless = StatelessExchange(runtime, era)
-        self._sse = None if sse_path is None else self._make_sse(sse_path, keeps_sessions=keeps_sessions)
-        self._verbs = ("POST",) if self._session is None else self._session.verbs
+        self._sse = None if sse_path is None else SseExchange(runtime, sessions, self._session, sse_path, self._paths)
         self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
         # Headers that were checked before, and the forms of answer they accept. Clients repeat the same ones.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
-
-    def _make_sse(self, path: str, *, keeps_sessions: bool) -> SseExchange:
-        if self._session is None or not keeps_sessions:
-            raise UsageError(
-                f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
-                "have 'session' among the eras of the server."
-            )
-        return SseExchange(self.runtime, self._sessions, self._session, path, self._paths)
 
     # Typed as `Any`, because Starlette, asgiref and uvicorn have different types for these three, and the app must fit
     # all of them.
@@ -135,6 +121,7 @@ class HttpApp:
             return
         runtime = self.runtime
         reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), runtime.limits)
+        reply.receive = receive
         try:
             headers = read(
                 scope["headers"], max_fields=runtime.limits.header_fields, max_bytes=runtime.limits.header_bytes
@@ -144,14 +131,14 @@ class HttpApp:
             elif await self._admit(scope, headers, reply):
                 return
             if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():  # before a body takes up memory
-                raise _too_busy(busy(runtime.limits.in_flight))
+                raise busy(runtime.limits.in_flight)
             serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
             if self._sse is not None and _inner_path(scope) in self._sse.verbs:
                 serve = self._serve_sse
-            await serve(scope, headers, receive, reply)
+            await serve(scope, headers, reply)
         except Refusal as refusal:
             await self._refuse(scope, refusal, reply)
-        except HeaderFault as fault:
+        except (HeaderFault, Busy) as fault:
             await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
         except ProtocolError as error:
             refused_http(scope, 400, error.message)
@@ -162,7 +149,7 @@ class HttpApp:
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
         """Answer a browser's preflight request before tokens are checked, because a preflight has no token."""
         is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
-        verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
+        verbs = _METADATA_VERBS if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
             raise Refusal(421, refused("host", host))
@@ -179,8 +166,7 @@ class HttpApp:
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
-        if self._proxies is not None:
-            self._proxies.resolve(scope, headers)
+        self._proxies.resolve(scope, headers)
         gate = self._gate
         if gate is None:
             reply.accepts = self._guard(scope, headers)
@@ -191,8 +177,7 @@ class HttpApp:
             return False
         if accepts is None and gate.is_metadata(_inner_path(scope)):
             self._check_source(headers)
-            if scope["method"] not in ("GET", "HEAD"):  # the HTTP server sends only the head of the answer to HEAD
-                raise Refusal(405, "Served here: GET, HEAD.", headers=[(b"allow", b"GET, HEAD")])
+            _check_verb(scope, _METADATA_VERBS)
             reply.extra = [_CACHEABLE]
             await reply.answer(200, gate.metadata)
             return True
@@ -202,15 +187,16 @@ class HttpApp:
         reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
         return False
 
-    async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_post(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve a POST request: one message, or an array of messages."""
         runtime = self.runtime
-        body = self._take_body(scope, headers, receive)
+        body = self._take_body(scope, headers, reply.receive)
         if not isinstance(body, bytes):
             body = await body
         runtime.in_flight += 1
         try:
-            if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
+            if body[:1] != b"{" and body.lstrip()[:1] == b"[" and choose(runtime.eras, Frame(), headers)[0].remembers:
+                # Only the session era has arrays of messages.
                 if runtime.lifespan.started or await self._start(reply):
                     assert self._session is not None
                     await self._session.serve_batch(body, headers, read_caller(scope), reply)
@@ -220,14 +206,9 @@ class HttpApp:
                 era, _ = choose(runtime.eras, frame, headers)
                 exchange = self._session if era.remembers else self._stateless
                 assert exchange is not None
-                await exchange.serve(frame, headers, scope, receive, reply)
+                await exchange.serve(frame, headers, scope, reply)
         finally:
             runtime.in_flight -= 1
-
-    def _takes_arrays(self, headers: Headers) -> bool:
-        """Return whether a request with these headers is of the session era: only that era has arrays of messages."""
-        era, _ = choose(self.runtime.eras, Frame(), headers)
-        return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
         """Log an unexpected error, and answer with 500.
@@ -239,26 +220,26 @@ class HttpApp:
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
 
-    async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_verb(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve GET and DELETE, which only sessions have."""
         assert self._session is not None  # else the request was refused
         caller = read_caller(scope)
         if scope["method"] == "GET":
-            await self._session.listen(headers, caller, receive, reply)
+            await self._session.listen(headers, caller, reply)
         else:
             await self._session.end(headers, caller, reply)
 
-    async def _serve_sse(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+    async def _serve_sse(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve a request of HTTP+SSE, the transport of the oldest revision."""
         runtime, sse = self.runtime, self._sse
         assert sse is not None
         if not runtime.lifespan.started and not await self._start(reply):
             return
         if scope["method"] == "GET":
-            await sse.open(scope, receive, reply)
+            await sse.open(scope, reply)
             return
         session = await sse.find(scope)
-        body = self._take_body(scope, headers, receive)
+        body = self._take_body(scope, headers, reply.receive)
         if not isinstance(body, bytes):
             body = await body
         runtime.in_flight += 1
@@ -288,30 +269,20 @@ class HttpApp:
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
         """Check a request before its body is read, and return the forms of answer that it accepts."""
         accepts = self._known_pass(scope, headers)
-        if accepts is None:
-            accepts = self._check_form(scope, headers, self._check_place(scope, headers))
-        return accepts
+        return self._check_form(scope, headers, self._check_place(scope, headers)) if accepts is None else accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
         """Return the forms of answer that are cached for requests with the same headers; None if none are cached.
 
         Also return None if the request is not a POST to `path`, or if the app is mounted: then all checks are made.
         """
-        accepts = self._passes.get(_facts(headers))
-        if (
-            accepts is not None
-            and scope["method"] == "POST"
-            and scope["path"] == self.path
-            and not scope.get("root_path")
-            and b"content-encoding" not in headers.known
-        ):
-            return accepts
-        return None
+        is_usual = scope["method"] == "POST" and scope["path"] == self.path and not scope.get("root_path")
+        return self._passes.get(_facts(headers)) if is_usual and b"content-encoding" not in headers.known else None
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
         """Check the path, host and origin of a request, and return the verbs that are served at the path."""
         if self._gate is None and TOKEN_INFO not in scope:  # with tokens, clients are counted by their principal
-            self._look_for_proxy(scope, headers)
+            self._proxies.warn(scope, headers)
         if self.follows_host:  # done here, because the first request always gets here, and few others do
             self.follows_host = False
             follow_host_signals(self.runtime)
@@ -328,11 +299,6 @@ class HttpApp:
         path = self.path.rstrip("/")
         return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
 
-    def _look_for_proxy(self, scope: Scope, headers: Headers) -> None:
-        client = scope.get("client")
-        if self._proxies is None or (client and client[1] and not self._proxies.trusts(client[0])):
-            self._untrusted.look(scope, headers)
-
     def _check_source(self, headers: Headers) -> None:
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
@@ -342,17 +308,18 @@ class HttpApp:
 
     def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
         """Check the verb and the headers about the body. Return the forms of answer that the request accepts."""
-        if scope["method"] not in verbs:
-            allowed = ", ".join(verbs)
-            raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
+        _check_verb(scope, verbs)
         facts = _facts(headers)
         _, _, content_type, accept = facts
-        if scope["method"] != "POST":
-            return read_accept(accept)
-        self._check_content_type(content_type)
-        self._check_encoding(headers.known.get(b"content-encoding", b"identity"))
+        is_post = scope["method"] == "POST"
+        if is_post:
+            _check_content_type(content_type)
+            if headers.known.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+                raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
         accepts = read_accept(accept)
-        if len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
+        if scope["method"] == "GET" and Accepts.STREAM not in accepts:
+            raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")
+        if is_post and len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
             self._passes[facts] = accepts
         return accepts
 
@@ -371,19 +338,6 @@ class HttpApp:
         # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
         return inner in self._paths or (bool(scope.get("root_path")) and inner in ("", "/")) or routed
-
-    def _check_content_type(self, value: bytes | None) -> None:
-        essence, *parameters = (part.strip().lower() for part in (value or b"").split(b";"))
-        if essence != b"application/json":
-            raise Refusal(415, "The body must be JSON: send Content-Type: application/json.")
-        for parameter in parameters:
-            name, _, charset = parameter.partition(b"=")
-            if name == b"charset" and charset.strip(b'"') not in (b"utf-8", b"utf8"):
-                raise Refusal(415, "The body must be in UTF-8.")
-
-    def _check_encoding(self, value: bytes) -> None:
-        if value.strip().lower() != b"identity":
-            raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
         """Return the body if it is small and complete. Otherwise return a coroutine that reads it.
@@ -412,43 +366,33 @@ class HttpApp:
         The request is not counted as in flight while its body is read, because slow peers could then use up the limit
         of requests in flight. Instead, the bytes of large bodies are counted.
         """
-        runtime = self.runtime
-        held: HeldBody | None = None
-
-        def grow(size: int) -> None:
-            nonlocal held
-            if size >= _LARGE:
-                held = held or self._bodies.hold(read_caller(scope).peer)
-                held.grow(size)
-
+        runtime, peer = self.runtime, read_caller(scope).peer
+        held = self._bodies.hold(peer)
         try:
-            body = await self._read_rest(receive, first, grow)
+            body = await self._read_rest(receive, first, held)
             if len(body) >= _LARGE:
-                await self._turns.wait(read_caller(scope).peer, len(body))
-        except Busy as error:
-            raise _too_busy(error) from None
+                await self._turns.wait(peer, len(body))
         finally:
-            if held is not None:
-                held.release()
+            held.release()
         if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():
-            raise _too_busy(busy(runtime.limits.in_flight))
+            raise busy(runtime.limits.in_flight)
         return body
 
-    async def _read_rest(
-        self, receive: Receive, first: Message | PendingCoroutine[Message], grow: Callable[[int], None]
-    ) -> bytes:
-        """Read a body whose first ASGI message is `first`. After each message, call `grow` with the size so far."""
+    async def _read_rest(self, receive: Receive, first: Message | PendingCoroutine[Message], held: HeldBody) -> bytes:
+        """Read a body whose first ASGI message is `first`. If it is large, count its bytes in `held`."""
         limits = self.runtime.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
         try:
             message = await first if isinstance(first, PendingCoroutine) else first
             body = bytearray(message.get("body", b""))  # a bytearray, because bytes would be copied with each message
-            grow(len(body))
-            while message.get("more_body", False) and len(body) <= limits.body_bytes:
+            while True:
+                if len(body) >= _LARGE:
+                    held.grow(len(body))
+                if not message.get("more_body", False) or len(body) > limits.body_bytes:
+                    break
                 message = await receive()
                 body.extend(message.get("body", b""))
-                grow(len(body))
         except asyncio.CancelledError:
             if deadline.absorb():
                 raise Refusal(408, f"The body did not arrive within {limits.body_seconds:g} s.") from None
@@ -462,28 +406,19 @@ class HttpApp:
         return bytes(body)
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._serve_lifespan(receive, send)
-        elif scope["type"] == "websocket":
+        """Refuse a WebSocket, or enter and leave the lifespan when the ASGI server requests it."""
+        if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1002})
-
-    async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
-        lifespan = self.runtime.lifespan
-        await receive()
-        try:
-            await lifespan.start()
-        except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
-            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        try:
-            await self.runtime.stop()
-        except Exception as error:  # noqa: BLE001 - as above
-            await send({"type": "lifespan.shutdown.failed", "message": f"{type(error).__name__}: {error}"})
-            return
-        await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "lifespan":
+            for event, work in (("startup", self.runtime.lifespan.start), ("shutdown", self.runtime.stop)):
+                await receive()
+                try:
+                    await work()
+                except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
+                    await send({"type": f"lifespan.{event}.failed", "message": f"{type(error).__name__}: {error}"})
+                    return
+                await send({"type": f"lifespan.{event}.complete"})
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
@@ -507,8 +442,20 @@ def _module_of(server: object) -> str:
     return "module"
 
 
-def _too_busy(error: Busy) -> Refusal:
-    return Refusal(error.status, error.message, code=error.code)
+def _check_content_type(value: bytes | None) -> None:
+    essence, *parameters = (part.strip().lower() for part in (value or b"").split(b";"))
+    if essence != b"application/json":
+        raise Refusal(415, "The body must be JSON: send Content-Type: application/json.")
+    for parameter in parameters:
+        name, _, charset = parameter.partition(b"=")
+        if name == b"charset" and charset.strip(b'"') not in (b"utf-8", b"utf8"):
+            raise Refusal(415, "The body must be in UTF-8.")
+
+
+def _check_verb(scope: Scope, verbs: Sequence[str]) -> None:
+    if scope["method"] not in verbs:
+        allowed = ", ".join(verbs)
+        raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
 
 
 def _inner_path(scope: Scope) -> str:
@@ -548,7 +495,6 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = "?" if scope.get("query_string") else ""
         self._request = f"{scope['method']} {masked_url(scope['path'] + query)} [{masked_headers(scope['headers'])}]"
-        self._has_body = scope["method"] == "POST"
         self._receive = receive
         self._send = send
         self._body = bytearray()

@@ -24,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -51,25 +52,20 @@ def follow_host_signals(runtime: Runtime) -> None:
     runtime.lifespan.on_leaving = _leave
     for number in _NUMBERS:
         before = signal.getsignal(number)
-        if callable(before) and not isinstance(before, _InFront):
-            signal.signal(number, _InFront(before))
+        if callable(before) and getattr(before, "func", None) is not _on_signal:
+            signal.signal(number, partial(_on_signal, before))
 
 
-class _InFront:
-    """A signal handler that closes streams, and then calls the host's handler."""
-
-    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
-        self._before = before
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        for runtime in list(_runtimes):
-            runtime.close_streams()
-            with contextlib.suppress(RuntimeError):  # no loop runs
-                runtime.open_calls.log_soon(asyncio.get_running_loop())
-            task = runtime.lifespan.task
-            if task is not None and not task.done():
-                _wait_for(task)
-        self._before(number, frame)
+def _on_signal(before: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    """Close the streams, and then call the host's handler `before`."""
+    for runtime in list(_runtimes):
+        runtime.close_streams()
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            runtime.open_calls.log_soon(asyncio.get_running_loop())
+        task = runtime.lifespan.task
+        if task is not None and not task.done():
+            _wait_for(task)
+    before(number, frame)
 
 
 def _wait_for(task: asyncio.Task[Any]) -> None:

@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Flag
 
+from weft.eras.base import ServerEra
+from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, encode_error
 from weft.limits import Limits
-from weft.net.asgi import RawHeaders, Refusal, Send
+from weft.net.asgi import RawHeaders, Receive, Refusal, Send
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.auth.tokens import challenge
 from weft.server.calls.connection import Cancellation
+from weft.server.diagnostics import note_refusal
 from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
+from weft.server.runtime.dispatch import Answer
+from weft.server.runtime.request_log import refused
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.http")
@@ -64,6 +69,8 @@ class HttpReply:
     instead, the call is cancelled.
     """
 
+    receive: Receive  # the receive function of the request; set by the app
+
     # Defaults of attributes that most responses never set.
     frame: Frame | None = None  # the message that is answered, once it is decoded
     extra: RawHeaders = ()  # headers besides those about the body
@@ -97,12 +104,12 @@ class HttpReply:
         return self.finished
 
     async def notify(self, message: bytes) -> None:
-        """Send a notification on the stream, if the client accepts a stream."""
-        if self.finished or Accepts.STREAM not in self.accepts:
+        """Send a message that belongs to the call, if the client accepts a stream and there is no answer yet."""
+        if self.answered or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
-            if not self.finished:
-                await self._event(encode_event(message), last=False)
+            if not self.answered:
+                await self._write(message, last=False)
 
     @property
     def _held(self) -> asyncio.Lock:
@@ -162,10 +169,15 @@ class HttpReply:
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
-    async def accept(self) -> None:
-        """Answer with 202 and no body: the message is accepted, and gets no JSON-RPC response."""
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client disconnects."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def accept(self, status: int = 202) -> None:
+        """Answer without a body: 202 if a message is accepted and gets no response, 204 if a session has ended."""
         self.finished = True
-        await self._whole(202, [(b"content-length", b"0")], b"")
+        await self._whole(status, [(b"content-length", b"0")] if status == 202 else [], b"")
 
     async def send_event(self, event: bytes) -> None:
         """Send an encoded event of a stream that answers no request."""
@@ -182,11 +194,6 @@ class HttpReply:
     async def close_stream(self, retry_seconds: float) -> None:
         """Do nothing: without a session, the client could not reconnect to get the rest of the stream."""
 
-    async def confirm(self) -> None:
-        """Answer with 204: the HTTP request succeeded, and has no result."""
-        self.finished = True
-        await self._whole(204, [], b"")
-
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal: its HTTP status, and a JSON-RPC error without an id."""
         body = encode_error(None, refusal.code, str(refusal))
@@ -202,6 +209,10 @@ class HttpReply:
             await self.send({"type": "http.response.body", "body": body})
         except OSError:  # some ASGI servers raise it if the client has gone
             pass
+
+    async def _write(self, message: bytes, *, last: bool) -> None:
+        """Send one message as an SSE event."""
+        await self._event(encode_event(message), last=last)
 
     async def _event(self, event: bytes, *, last: bool) -> None:
         """Send one SSE event. If the client has gone, or does not read the event in time, call `_cut`."""
@@ -238,3 +249,11 @@ class HttpReply:
             self._comment = loop.create_task(self._send_comment(), name="weft-keep-alive")
         self._silent = True
         self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)
+
+
+def refusal_of(error: ProtocolError, frame: Frame, era: ServerEra) -> Answer:
+    """Return the answer to a request that cannot be served, in the form of its era, and log the refusal."""
+    note_refusal(error)
+    wire = era.refuse(error, opened=False)
+    refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
+    return wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data)

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 
 from weft.errors import UsageError
 from weft.limits import Limits
@@ -20,14 +21,11 @@ from weft.protocol.headers import Headers
 from weft.server.calls.connection import TokenInfo, peer_of
 
 
-class Caller:
+class Caller(NamedTuple):
     """The sender of an HTTP request: its address and, if a token was verified, the facts about the token."""
 
-    __slots__ = ("address", "token_info")
-
-    def __init__(self, address: str, token_info: TokenInfo | None) -> None:
-        self.address = address
-        self.token_info = token_info
+    address: str
+    token_info: TokenInfo | None
 
     @property
     def principal(self) -> str | None:
@@ -42,24 +40,15 @@ class Caller:
 
 def read_caller(scope: Scope) -> Caller:
     """Return the caller from the ASGI scope. Raise `UsageError` if another app has put an invalid token info there."""
-    client = scope.get("client")
-    token_info = scope.get(TOKEN_INFO)
+    client, token_info = scope.get("client"), scope.get(TOKEN_INFO)
     if token_info is not None:
-        _check(token_info)
+        subject: object = token_info.subject if isinstance(token_info, TokenInfo) else None
+        if not isinstance(subject, str) or not subject:
+            raise UsageError(
+                f"scope[{TOKEN_INFO!r}] holds a {type(token_info).__name__} that names no subject. Put "
+                "weft.auth.TokenInfo(subject=...) there for a verified caller, and nothing for any other."
+            )
     return Caller(client[0] if client else "", token_info)
-
-
-def _check(token_info: object) -> None:
-    if not isinstance(token_info, TokenInfo):
-        found = f"a {type(token_info).__name__}"
-    elif not isinstance(token_info.subject, str) or not token_info.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check its values
-        found = "a TokenInfo whose subject is not a text, or is empty"
-    else:
-        return
-    raise UsageError(
-        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.auth.TokenInfo(subject=...) there for a verified caller, and "
-        "nothing for any other."
-    )
 
 
 log = logging.getLogger("weft.advice")
@@ -79,24 +68,45 @@ def shared_limits(limits: Limits) -> str:
     )
 
 
-class UntrustedProxies:
-    """Warns once if requests seem to come through a proxy that is not in `trusted_proxies`.
+class TrustedProxies:
+    """The proxies whose forwarded headers are used: addresses and networks, such as `"10.0.0.7"`, `"10.0.0.0/8"`.
 
-    `shared` is a text about the limits that all clients of an untrusted proxy share. `flag` is the command-line option
-    that adds a trusted proxy; empty if the server is not started by a command.
+    `shared` is a text about the limits that all clients of another proxy share. `flag` is the command-line option that
+    adds a trusted proxy; empty if the server is not started by a command.
+
+    >>> proxies = TrustedProxies(["10.0.0.0/8"])
+    >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
+    '203.0.113.9'
     """
 
-    def __init__(self, shared: str, flag: str = "") -> None:
+    def __init__(self, proxies: Sequence[str], shared: str = "", flag: str = "") -> None:
+        if isinstance(proxies, str):
+            raise UsageError(f"trusted_proxies= is a list of addresses; write trusted_proxies=[{proxies!r}].")
+        self._networks = [_network(entry) for entry in proxies]
         self._shared = shared
         self._flag = flag
         self._has_warned = False
 
-    def look(self, scope: Scope, headers: Headers) -> None:
-        """Warn if a request that does not come from a trusted proxy has forwarded headers."""
+    def resolve(self, scope: Scope, headers: Headers) -> None:
+        """Replace the address of a trusted proxy in the scope by the address of its client."""
+        peer = scope.get("client")
+        if peer and self.trusts(peer[0]):
+            said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
+            chains = [[value for name, value in said if name == wanted] for wanted in _NAMES]
+            if said:
+                scope["client"] = (self.client(peer[0], *chains), 0)
+
+    def warn(self, scope: Scope, headers: Headers) -> None:
+        """Warn once if a request has forwarded headers and comes from a proxy that is not trusted.
+
+        Call `resolve` first.
+        """
         if self._has_warned or not any(name in headers.known for name in _NAMES):
             return
+        address, port = scope.get("client") or ("an unknown address", 0)
+        if self._networks and (not port or self.trusts(address)):  # `resolve` sets the port to 0
+            return
         self._has_warned = True
-        address = (scope.get("client") or ("an unknown address",))[0]
         log.warning(
             "A request from %s has forwarded headers. They are ignored, because that address is not in "
             "trusted_proxies=. If it is your proxy, all of its clients share the limits of one client (%s). Set "
@@ -107,33 +117,9 @@ class UntrustedProxies:
             f" ({self._flag} {address})" if self._flag else "",
         )
 
-
-class TrustedProxies:
-    """The proxies whose forwarded headers are used: addresses and networks, such as `"10.0.0.7"`, `"10.0.0.0/8"`.
-
-    >>> proxies = TrustedProxies(["10.0.0.0/8"])
-    >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
-    '203.0.113.9'
-    """
-
-    def __init__(self, proxies: Sequence[str]) -> None:
-        if isinstance(proxies, str):
-            raise UsageError(f"trusted_proxies= is a list of addresses; write trusted_proxies=[{proxies!r}].")
-        self._networks = [_network(entry) for entry in proxies]
-
-    def resolve(self, scope: Scope, headers: Headers) -> None:
-        """Replace the address of a trusted proxy in the scope by the address of its client."""
-        peer = scope.get("client")
-        if peer and not self.trusts(peer[0]):
-            return
-        said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
-        if peer and said:
-            chains = [[value for name, value in said if name == wanted] for wanted in _NAMES]
-            scope["client"] = (self.client(peer[0], *chains), 0)
-
     def trusts(self, peer: str) -> bool:
         """Return whether the address `peer` is a trusted proxy."""
-        return self._trusts(_read(peer))
+        return bool(self._networks) and self._trusts(_read(peer))
 
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
         """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`.
@@ -143,7 +129,8 @@ class TrustedProxies:
         """
         if not self._trusts(_read(peer)):
             return peer
-        chains = [_split(forwarded_for), [_for(element) for element in _split(forwarded)]]
+        named = [_FOR.search(element) for element in _split(forwarded)]
+        chains = [_split(forwarded_for), [one[1] if one else "" for one in named]]
         found = {self._last_foreign(chain) or peer for chain in chains if chain}
         # A proxy writes one of the two headers and passes on the other unchanged. If they differ, one may be forged.
         return found.pop() if len(found) == 1 else peer
@@ -176,11 +163,6 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
 
 def _split(values: Sequence[str]) -> list[str]:
     return [part.strip() for value in values for part in value.split(",")]
-
-
-def _for(element: str) -> str:
-    found = _FOR.search(element)
-    return found[1] if found else ""
 
 
 def _read(entry: str) -> _Address | None:

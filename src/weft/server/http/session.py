@@ -10,48 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, HeaderPeer
 from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
-from weft.net.asgi import Receive, Refusal, Scope
+from weft.net.asgi import Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.calls.call import Call, Reply
-from weft.server.calls.connection import Cancellation
 from weft.server.calls.execution import take_back
-from weft.server.diagnostics import note_refusal, report
-from weft.server.http.reply import Accepts, HttpReply
+from weft.server.calls.pending import SendMessage
+from weft.server.diagnostics import report
+from weft.server.http.reply import Accepts, HttpReply, refusal_of
 from weft.server.http.request import Caller, read_caller
-from weft.server.http.session_streams import SessionStreams, check_takes_stream
+from weft.server.http.session_streams import RESUMABLE, SessionStreams
 from weft.server.runtime.admission import busy, still_served, stopped
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.session import ResumedReader, Session, read_batch
+from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions, SessionsFull
-from weft.server.sessions.streams import Streams
+from weft.server.sessions.streams import STANDALONE, Streams, read_event_id
 from weft.types.base import RequestId
-
-
-class Answering(Reply, Protocol):
-    """Sends the notifications and the answer of one request of a session."""
-
-    async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer."""
-        ...
-
-    async def give_up(self) -> None:
-        """End the response without an answer, because the call was cancelled."""
-        ...
-
-    def release(self) -> None:
-        """Stop waiting for an answer, because the task that serves the request has ended."""
-        ...
 
 
 class SessionReply(HttpReply):
@@ -67,27 +51,19 @@ class SessionReply(HttpReply):
         self._streams = streams
         self._polling = polling  # the client reconnects when its stream is closed early; False without a session
         self.last_event: str | None = None  # id of the last event that was stored
-        self._stream: str | None = None  # name of the stream, once there is one; None without a session
+        self._stream = ""  # name of the stream, once there is one; always empty without a session
         self._answered = False
         self._lost = False  # whether an event could not be stored; this is logged once
 
     @property
     def is_stream(self) -> bool:
         """Whether the response has become a stream. This stays true if the client disconnects."""
-        return self._stream is not None or self.streaming
+        return bool(self._stream) or self.streaming
 
     @property
     def answered(self) -> bool:
         """Whether the answer was sent, or stored for a client that has disconnected."""
         return self._answered
-
-    async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to the call, if the client accepts a stream and there is no answer yet."""
-        if self._answered or Accepts.STREAM not in self.accepts:
-            return
-        async with self._held:
-            if not self._answered:
-                await self._write(message, last=False)
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer. If the client has left a stream, store the answer until the client reconnects."""
@@ -103,29 +79,28 @@ class SessionReply(HttpReply):
         """End the response of a cancelled call without an answer."""
         async with self._held:
             self._answered = True
-            if self._stream is not None and self._session is not None and not self._session.ended:
-                await self._store(b"", last=True)
-            if self.streaming and not self.finished:
-                await self._event(b"", last=True)
+            if self.is_stream:
+                await self._write(b"", last=True)
             elif not self.finished:
                 await self.accept()
         self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Close the stream before the answer, if the client will reconnect to get the rest. Otherwise do nothing."""
-        if not self._polling or not self.can_stream:
+        session = self._session
+        if session is None or not self._polling or not self.can_stream:
             return
         async with self._held:
             retry = round(retry_seconds * 1000)
             last_event = b"retry: %d\n\n" % retry
-            if self._stream is None and not self.finished and not self._answered:
-                await self._begin_stream(retry)
+            if not self._stream and not self.finished and not self._answered:
+                await self._begin_stream(session, retry)
                 last_event = b""
             if self._answered or self._lost:  # the client could not get events that are not stored
                 return
             if not self.finished:
                 await self._event(last_event, last=True)
-            elif (reader := self._pop_reader()) is not None:
+            elif (reader := session.resumed.pop(self._stream, None)) is not None:
                 reader.end(retry)  # the client has reconnected before
         self.release()
 
@@ -151,39 +126,31 @@ class SessionReply(HttpReply):
         that response might wait forever for the last event.
         """
         self.release()
-        if self._stream is not None and self._session is not None:
-            self._session.open_streams.pop(self._stream, None)
-            if self._lost and (reader := self._pop_reader()) is not None:
+        session = self._session
+        if session is not None and self._stream:
+            session.open_streams.pop(self._stream, None)
+            if self._lost and (reader := session.resumed.pop(self._stream, None)) is not None:
                 reader.end()  # the last event may not be stored: do not let the reader wait for it
 
-    def _pop_reader(self) -> ResumedReader | None:
-        assert self._session is not None
-        return self._session.resumed.pop(self._stream or "", None)
-
     async def _write(self, message: bytes, *, last: bool) -> None:
-        session = self._session
-        if session is None or session.ended:  # the client cannot resume the stream, so events are not stored
-            if not self.finished:
-                await self._event(encode_event(message), last=last)
-            return
-        if self._stream is None:
-            await self._begin_stream(None)
-        assert self._stream is not None
-        stored = await self._store(message, last=last)
-        if self.finished:  # the client may read it in another response: do not store faster than it reads
-            await self._streams.room(session.id, self._stream)
-        else:
-            await self._event(encode_event(message, id=stored), last=last)
+        """Send a message as an event, and store it if the client can reconnect. An empty message only ends a stream."""
+        session, stored = self._session, None
+        if session is not None and not session.ended:
+            if not self._stream:
+                await self._begin_stream(session)
+            stored = await self._store(session, message, last=last)
+            if self.finished:  # the client may read it in another response: do not store faster than it reads
+                await self._streams.room(session.id, self._stream)
+        if not self.finished:
+            await self._event(encode_event(message, id=stored) if message else b"", last=last)
 
-    async def _store(self, message: bytes, *, last: bool = False) -> str | None:
+    async def _store(self, session: Session, message: bytes, *, last: bool = False) -> str | None:
         """Store an event for a client that may reconnect, and return the id of the event.
 
         Return None if the Backend fails. The call continues then, and a client that is connected still gets the event.
         """
-        assert self._session is not None
-        assert self._stream is not None
         try:
-            self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
+            self.last_event = await self._streams.append(session.id, self._stream, message, is_last=last)
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             if not self._lost:
                 report("Keeping the stream of a call in the Backend", error, debug=False)
@@ -191,13 +158,12 @@ class SessionReply(HttpReply):
             return None
         return self.last_event
 
-    async def _begin_stream(self, retry: int | None) -> None:
+    async def _begin_stream(self, session: Session, retry: int | None = None) -> None:
         """Begin a stream. If the client can reconnect, first send an empty event with an id to resume from."""
-        assert self._session is not None
-        self._stream = self._session.name_stream()
-        self._session.open_streams[self._stream] = self
+        self._stream = session.name_stream()
+        session.open_streams[self._stream] = self
         if self._polling:
-            stored = await self._store(b"")
+            stored = await self._store(session, b"")
             if not self.finished:
                 await self._event(encode_event(b"", id=stored, retry=retry), last=False)
 
@@ -207,48 +173,65 @@ class SessionReply(HttpReply):
 
 
 class Batch:
-    """Sends the answers to the requests of one batch: as a JSON array, or as events if there is a stream."""
+    """Collects the answers to the requests of one batch, and sends them: as a JSON array, or as events of a stream."""
 
     def __init__(self, reply: SessionReply, size: int) -> None:
-        self.reply = reply
+        self._reply = reply
         self._missing = size
         self._answers: list[bytes] = []
-
-    async def notify(self, message: bytes) -> None:
-        """Send a message of one of the requests on the stream, followed by the answers that were not sent yet."""
-        await self.reply.notify(message)
-        await self._send_answers()
 
     async def add(self, answer: bytes | None) -> None:
         """Add the answer to one request; `answer` is None if the request was cancelled."""
         self._missing -= 1
         if answer is not None:
             self._answers.append(answer)
-        if not self._missing:
-            await self._finish()
-        elif self.reply.is_stream:
-            await self._send_answers()
-
-    async def _send_answers(self) -> None:
-        while self._answers and self.reply.is_stream and self._missing:
-            await self.reply.notify(self._answers.pop(0))
-
-    async def _finish(self) -> None:
-        if self.reply.is_stream:
-            *others, last = self._answers or [b""]
-            for answer in others:
-                await self.reply.notify(answer)
-            await (self.reply.answer(200, last) if last else self.reply.give_up())
-        elif self._answers:
-            await self.reply.answer(200, b"[" + b",".join(self._answers) + b"]")
+        if self._missing:
+            return
+        if not self._answers:
+            await self._reply.give_up()
+        elif self._reply.is_stream:
+            *others, last = self._answers
+            for one in others:
+                await self._reply.notify(one)
+            await self._reply.answer(200, last)
         else:
-            await self.reply.give_up()
+            await self._reply.answer(200, b"[" + b",".join(self._answers) + b"]")
 
 
+@dataclass(eq=False)
 class SharedStreamReply:
-    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream."""
+    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream.
 
-    answered = False
+    `send` sends a notification. `finish` is called with the answer, or with None if the request was cancelled.
+    `abandon` is called if the task that serves the request ends without an answer.
+    """
+
+    send: SendMessage
+    finish: Callable[[bytes | None], Awaitable[None]]
+    abandon: Callable[[], None]
+    can_stream: bool = True
+    answered: bool = False
+
+    async def notify(self, message: bytes) -> None:
+        """Send a notification, unless the request is answered."""
+        if not self.answered:
+            await self.send(message)
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer."""
+        self.answered = True
+        await self.finish(body)
+
+    async def give_up(self) -> None:
+        """Send no answer, because the request was cancelled."""
+        self.answered = True
+        await self.finish(None)
+
+    def release(self) -> None:
+        """Stop waiting for an answer, because the task that serves the request has ended."""
+        if not self.answered:
+            self.answered = True
+            self.abandon()
 
     def epilogue(self, message: bytes) -> None:
         """Do nothing: no method of the session era sends a message after its answer."""
@@ -263,34 +246,7 @@ class SharedStreamReply:
         """Do nothing: other requests still use the stream."""
 
 
-class _BatchPart(SharedStreamReply):
-    """The reply of one request of a batch."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    @property
-    def can_stream(self) -> bool:
-        return self._batch.reply.can_stream
-
-    async def notify(self, message: bytes) -> None:
-        if not self.answered:
-            await self._batch.notify(message)
-
-    async def answer(self, status: int, body: bytes) -> None:
-        self.answered = True
-        await self._batch.add(body)
-
-    async def give_up(self) -> None:
-        self.answered = True
-        await self._batch.add(None)
-
-    def release(self) -> None:
-        """End the response of the whole batch if this request got no answer. Otherwise the batch would wait forever."""
-        if not self.answered:
-            self.answered = True
-            self._batch.reply.release()
-
+Answering: TypeAlias = SessionReply | SharedStreamReply
 
 log = logging.getLogger("weft.sessions")
 
@@ -313,6 +269,19 @@ def _warn_of_sessions() -> None:
     )
 
 
+class Sender(NamedTuple):
+    """The sender of an HTTP request: its session, which is None if no sessions are stored, its headers and identity."""
+
+    session: Session | None
+    headers: Headers
+    caller: Caller
+
+    @property
+    def peer(self) -> Peer:
+        """The facts about the client: from its session, or else from the headers."""
+        return HeaderPeer(self.headers) if self.session is None else self.session.connection
+
+
 class SessionExchange:
     """Serves the session era at one endpoint. If `keeps_sessions` is False, no sessions are stored."""
 
@@ -321,100 +290,86 @@ class SessionExchange:
     def __init__(self, runtime: Runtime, sessions: Sessions, *, keeps_sessions: bool = True) -> None:
         self._runtime = runtime
         self._sessions = sessions
-        self._keeps_sessions = keeps_sessions
+        self.keeps_sessions = keeps_sessions
         self.streams = SessionStreams(runtime, sessions)
         self.verbs: Sequence[str] = ("POST", "GET", "DELETE") if keeps_sessions else ("POST",)
 
     # POST: one message, or several at once.
 
-    async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
+    async def serve(self, frame: Frame, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Serve one message."""
         caller = read_caller(scope)
         if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
             await self._serve_handshake(frame, headers, caller, reply)
             return
-        session = await self._find(headers, caller)
+        sender = Sender(await self._find(headers, caller), headers, caller)
         if frame.is_request:
-            await self._serve_request(session, frame, headers, caller, reply)
+            await self._serve_request(sender, frame, reply)
             return
         self.era.check_version(headers)  # for a request, `era.open` does that
-        await self._receive(session, frame)
+        await self._receive(sender.session, frame)
         await reply.accept()
-
-    async def serve_detached(
-        self, session: Session, frame: Frame, headers: Headers, caller: Caller, reply: Answering
-    ) -> None:
-        """Serve one message. If it is a request, its answer goes to `reply`, not into the HTTP response."""
-        if frame.is_request:
-            await self._start_counted(session, frame, headers, caller, reply)
-        else:
-            await self._receive(session, frame)
-
-    async def _start_counted(
-        self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
-    ) -> None:
-        """Begin to serve one of several requests that came in one HTTP request. Count it as in flight.
-
-        The era is chosen for each request. A request of the stateless era does not belong to the session. Like a
-        stateless request that comes alone, it is refused if the HTTP headers do not repeat its fields.
-        """
-        era, _ = choose(self._runtime.eras, frame, headers)
-        if self._runtime.is_full(own=1):  # the HTTP request itself is counted
-            await self._refuse(busy(self._runtime.limits.in_flight), frame, reply, era)
-        elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:
-            self._count_in(task)
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """Serve an array of messages. Raise a ProtocolError if the client's revision has no batches."""
-        session = await self._find(headers, caller)
+        sender = Sender(await self._find(headers, caller), headers, caller)
         self.era.check_version(headers)
-        peer: Peer = HeaderPeer(headers) if session is None else session.connection
-        if not self.era.takes_batches(peer):
+        if not self.era.takes_batches(sender.peer):
             decode(body, self._runtime.limits)  # raises the error
-        requests: list[Frame] = []
-        wrong: list[bytes] = []
-        for one in read_batch(body, self._runtime.limits):
-            if isinstance(one, bytes):
-                wrong.append(one)
-            elif one.is_request:
-                requests.append(one)
+        messages = read_batch(body, self._runtime.limits)
+        size = sum(isinstance(one, bytes) or one.is_request for one in messages)  # the number of answers
+        whole = self._reply(sender.session, reply)
+        # If a request gets no answer, the response of the whole batch ends: it would wait forever.
+        part = partial(SharedStreamReply, whole.notify, Batch(whole, size).add, whole.release, whole.can_stream)
+        await self.serve_several(sender, messages, part)
+        await (self._wait_for_response(whole, None, None) if size else reply.accept())
+
+    async def serve_several(
+        self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[], Answering]
+    ) -> None:
+        """Serve the messages of one HTTP request. Bytes are the error of an item that is not a message.
+
+        Each error and each request is answered with a reply from `new_reply`. The era is chosen for each request. A
+        request of the stateless era does not belong to the session. Like a stateless request that comes alone, it is
+        refused if the HTTP headers do not repeat its fields.
+        """
+        runtime = self._runtime
+        for frame in messages:
+            if isinstance(frame, bytes):
+                await new_reply().answer(400, frame)
+            elif not frame.is_request:
+                await self._receive(sender.session, frame)
             else:
-                await self._receive(session, one)
-        if not requests and not wrong:
-            await reply.accept()
-            return
-        whole = self._reply(session, reply)
-        batch = Batch(whole, len(requests) + len(wrong))
-        for refusal in wrong:
-            await batch.add(refusal)
-        for frame in requests:
-            await self._start_counted(session, frame, headers, caller, _BatchPart(batch))
-        await self._wait_for_response(whole, None, None)
+                era, _ = choose(runtime.eras, frame, sender.headers)
+                reply = new_reply()
+                if runtime.is_full(own=1):  # the HTTP request itself is counted
+                    await reply.answer(*refusal_of(busy(runtime.limits.in_flight), frame, era))
+                elif (task := await self._start(sender, frame, reply, era)) is not None:
+                    self._count_in(task)
 
     async def _serve_handshake(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """Serve the handshake. If it succeeds, a session begins."""
         if not isinstance(frame.id, int | str):
             raise Refusal(400, "A handshake is a request: give it an id.")
-        if not self._keeps_sessions:
-            await self._serve_request(None, frame, headers, caller, reply)
+        if not self.keeps_sessions:
+            await self._serve_request(Sender(None, headers, caller), frame, reply)
             return
         session = self.new_session(caller)
-        answer = self._reply(None, reply)
         try:
             envelope = self.era.open(frame, headers, self._runtime.offer, session.connection)
         except ProtocolError as error:
-            await self._refuse(error, frame, answer)
+            await reply.answer(*refusal_of(error, frame, self.era))
             return
-        call = self._call(frame.id, envelope, headers, caller, answer, session)
+        call = self._call(Sender(session, headers, caller), frame.id, envelope, reply)
         try:
             status, response = await self._runtime.dispatcher.run(call)
             if session.connection.handshake_done:
                 await self._sessions.keep(session)
-                answer.extra = [(SESSION_HEADER, session.id.encode())]
+                reply.extra = [(SESSION_HEADER, session.id.encode())]
         finally:
-            if not answer.extra:
+            if not reply.extra:
                 await session.connection.close()
-        await answer.answer(status, response)
+        await reply.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
         """Create a session for a caller. Its id begins with `prefix`.
@@ -426,11 +381,9 @@ class SessionExchange:
         except SessionsFull:
             raise Refusal(503, "The server has as many sessions as it allows, and all are in use. Try later.") from None
 
-    async def _serve_request(
-        self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply
-    ) -> None:
-        answer = self._reply(session, reply)
-        task = await self._start(session, frame, headers, caller, answer)
+    async def _serve_request(self, sender: Sender, frame: Frame, reply: HttpReply) -> None:
+        answer = self._reply(sender.session, reply)
+        task = await self._start(sender, frame, answer)
         if task is not None:
             await self._wait_for_response(answer, task, frame.reply_id)
 
@@ -460,27 +413,23 @@ class SessionExchange:
         self._runtime.in_flight -= 1
 
     async def _start(
-        self,
-        session: Session | None,
-        frame: Frame,
-        headers: Headers,
-        caller: Caller,
-        reply: Answering,
-        era: ServerEra = SESSION,
+        self, sender: Sender, frame: Frame, reply: Answering, era: ServerEra = SESSION
     ) -> asyncio.Task[None] | None:
         """Begin to serve a request; return its task, or None if it was refused."""
-        request_id = frame.id
+        session, request_id = sender.session, frame.id
         assert isinstance(request_id, int | str)
-        peer: Peer = HeaderPeer(headers) if session is None else session.connection
         try:
-            if session is not None:
-                self._check_in_flight(session, request_id)
+            in_flight = {} if session is None else session.connection.in_flight
+            if request_id in in_flight:
+                raise still_served()
+            if len(in_flight) >= self._runtime.limits.in_flight_per_connection:
+                raise busy(self._runtime.limits.in_flight_per_connection)
             first = session is None and frame.method == HANDSHAKE
-            envelope = era.open(frame, headers, self._runtime.offer, None if first else peer)
+            envelope = era.open(frame, sender.headers, self._runtime.offer, None if first else sender.peer)
         except ProtocolError as error:
-            await self._refuse(error, frame, reply, era)
+            await reply.answer(*refusal_of(error, frame, era))
             return None
-        call = self._call(request_id, envelope, headers, caller, reply, session, era)
+        call = self._call(sender, request_id, envelope, reply, era)
         if session is not None:
             session.in_use += 1
             session.connection.in_flight[request_id] = call.cancellation
@@ -504,7 +453,9 @@ class SessionExchange:
             open_calls.remove(call)
             if session is not None:
                 session.in_use -= 1
-                _forget(session, call.id, cancellation)
+                in_flight = session.connection.in_flight
+                if in_flight.get(call.id) is cancellation:  # else another request has the same id by now
+                    del in_flight[call.id]
         if task.cancelling():
             await take_back(task)  # the cancellation was for the handler, not for the rest of this function
         if cancellation.cancelled:
@@ -536,34 +487,48 @@ class SessionExchange:
 
     # GET: the stream of a session, or the rest of an interrupted one.
 
-    async def listen(self, headers: Headers, caller: Caller, receive: Receive, reply: HttpReply) -> None:
+    async def listen(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """Send the standalone stream, or the rest of any stream after the event that the headers name."""
-        check_takes_stream(reply)
-        session = await self._find(headers, caller)
-        assert session is not None
-        self.era.check_version(headers)
+        session = await self._find_named(headers, caller)
         if not session.connection.handshake_done:
             raise Refusal(400, "The handshake comes first.")
-        await self.streams.listen(session, headers.get(LAST_EVENT_HEADER), receive, reply, caller.token_info)
+        stream, after = STANDALONE, None
+        if (last_event := headers.get(LAST_EVENT_HEADER)) is not None:
+            found = read_event_id(last_event)
+            if found is None:
+                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
+            stream, after = found
+        session.in_use += 1
+        try:
+            if stream == STANDALONE:
+                await self.streams.standalone(session, after, reply, RESUMABLE, caller.token_info)
+            else:
+                await self.streams.resume(session, stream, after or 0, reply)
+        finally:
+            session.in_use -= 1
 
     # DELETE: the end.
 
     async def end(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """End the session that the headers name, because its client requests that."""
+        await self._sessions.end(await self._find_named(headers, caller))
+        await reply.accept(204)
+
+    # Shared by the verbs.
+
+    async def _find_named(self, headers: Headers, caller: Caller) -> Session:
+        """Return the session that a GET or DELETE request names. These are only served if sessions are stored."""
         session = await self._find(headers, caller)
         assert session is not None
         self.era.check_version(headers)
-        await self._sessions.end(session)
-        await reply.confirm()
-
-    # Shared by the verbs.
+        return session
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
         """Return the session that the headers name; None if no sessions are stored.
 
         Raises `Refusal` if the headers name no session, or one that does not exist for this caller.
         """
-        if not self._keeps_sessions:
+        if not self.keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)
         if id is None:
@@ -579,28 +544,12 @@ class SessionExchange:
             raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")
         return session
 
-    def _check_in_flight(self, session: Session, request_id: int | str) -> None:
-        in_flight = session.connection.in_flight
-        if request_id in in_flight:
-            raise still_served()
-        most = self._runtime.limits.in_flight_per_connection
-        if len(in_flight) >= most:
-            raise busy(most)
-
     def _reply(self, session: Session | None, reply: HttpReply) -> SessionReply:
         polling = session is not None and self.era.may_close_early(session.connection)
         return SessionReply(reply, session, self._sessions.streams, polling=polling)
 
-    def _call(
-        self,
-        id: int | str,
-        envelope: Envelope,
-        headers: Headers,
-        caller: Caller,
-        reply: Answering,
-        session: Session | None,
-        era: ServerEra = SESSION,
-    ) -> Call:
+    def _call(self, sender: Sender, id: int | str, envelope: Envelope, reply: Reply, era: ServerEra = SESSION) -> Call:
+        session, headers, caller = sender
         connection = None if session is None else session.connection
         call = Call(
             self._runtime,
@@ -619,21 +568,6 @@ class SessionExchange:
 
     async def _receive(self, session: Session | None, frame: Frame) -> None:
         """Handle a message that gets no answer: a notification, or the response to a request of the server."""
-        if session is None:
-            return
-        if frame.is_notification:
-            await self._sessions.notified(session, frame)
-        else:
-            await self._sessions.answered(session, frame)
-
-    async def _refuse(self, error: ProtocolError, frame: Frame, reply: Answering, era: ServerEra = SESSION) -> None:
-        note_refusal(error)
-        wire = era.refuse(error, opened=False)
-        refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
-        await reply.answer(wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data))
-
-
-def _forget(session: Session, request_id: int | str, cancellation: Cancellation) -> None:
-    """Free the id of a request that has ended, unless another request has the same id by now."""
-    if session.connection.in_flight.get(request_id) is cancellation:
-        del session.connection.in_flight[request_id]
+        if session is not None:
+            take = self._sessions.notified if frame.is_notification else self._sessions.answered
+            await take(session, frame)

@@ -6,11 +6,11 @@ Both are read from the stored events (`weft.server.sessions.streams`) while the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from weft.net.asgi import Receive, Refusal
+from weft.net.asgi import Refusal
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.calls.connection import TokenInfo
@@ -19,13 +19,9 @@ from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import at_expiry
 from weft.server.sessions.session import ResumedReader, Session
 from weft.server.sessions.sessions import Sessions
-from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id, read_event_id
+from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id
 
 _TAKEN = "This session has its stream open already."
-
-
-def _never() -> bool:
-    return False
 
 
 class StreamForm(NamedTuple):
@@ -36,7 +32,7 @@ class StreamForm(NamedTuple):
 
     opening: bytes
     encode: Callable[[StoredEvent], bytes]
-    lasts: Callable[[], bool] = _never
+    lasts: Callable[[], bool] = lambda: False
 
 
 def _encode_resumable(event: StoredEvent) -> bytes:
@@ -53,34 +49,8 @@ class SessionStreams:
         self._runtime = runtime
         self._sessions = sessions
 
-    async def listen(
-        self, session: Session, last_event: str | None, receive: Receive, reply: HttpReply, token_info: TokenInfo | None
-    ) -> None:
-        """Send the standalone stream, or the rest of any stream after the event `last_event`."""
-        stream, after = STANDALONE, None
-        if last_event is not None:
-            found = read_event_id(last_event)
-            if found is None:
-                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
-            stream, after = found
-        session.in_use += 1
-        try:
-            if stream == STANDALONE:
-                await self.standalone(session, after, receive, reply, token_info=token_info)
-            else:
-                await self._resume(session, stream, after or 0, receive, reply)
-        finally:
-            session.in_use -= 1
-
     async def standalone(
-        self,
-        session: Session,
-        after: int | None,
-        receive: Receive,
-        reply: HttpReply,
-        form: StreamForm = RESUMABLE,
-        *,
-        token_info: TokenInfo | None = None,
+        self, session: Session, after: int | None, reply: HttpReply, form: StreamForm, token_info: TokenInfo | None
     ) -> None:
         """Send the standalone stream, which belongs to no request. A session has only one.
 
@@ -99,7 +69,9 @@ class SessionStreams:
 
         async def prepare() -> bool:
             nonlocal is_last_look
-            if session.ended or is_last_look or not await self._sessions.records.hold_stream(session):
+            if reply.finished or session.ended or is_last_look:
+                return False
+            if not await self._sessions.records.hold_stream(session):
                 return False
             if self._sessions.closing and not form.lasts():
                 is_last_look = True  # send what was stored until now
@@ -118,13 +90,14 @@ class SessionStreams:
                 raise Refusal(409, _TAKEN)
             start = await self._start_of(session, after)
             with at_expiry(self._runtime, token_info, expire):
-                await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form)
+                events = self._sessions.streams.follow(session.id, STANDALONE, start, wake=news, prepare=prepare)
+                await _send_events(events, news, reply, form)
         finally:
             if session.wake in (news, None):  # else another request has taken it over
                 session.wake = None
                 await self._sessions.records.drop_stream(session)
 
-    async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
+    async def resume(self, session: Session, stream: str, after: int, reply: HttpReply) -> None:
         """Send the rest of the stream of a request, and end the response that sent the stream before."""
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
@@ -140,10 +113,12 @@ class SessionStreams:
         async def prepare() -> bool:
             if news.retry is not None:
                 await reply.send_event(b"retry: %d\n\n" % news.retry)
-            return session.resumed.get(stream) is news and not session.ended and not self._sessions.closing
+            is_over = reply.finished or session.ended or self._sessions.closing
+            return session.resumed.get(stream) is news and not is_over
 
+        events = self._sessions.streams.follow(session.id, stream, after, wake=news, prepare=prepare)
         try:
-            await self._send_stream(session, stream, after, news, receive, reply, prepare, RESUMABLE)
+            await _send_events(events, news, reply, RESUMABLE)
         finally:
             if session.resumed.get(stream) is news:
                 del session.resumed[stream]
@@ -170,46 +145,28 @@ class SessionStreams:
             return await streams.newest(session.id, STANDALONE) or 1
         return after if await streams.is_whole(session.id, STANDALONE, after) else 0
 
-    async def _send_stream(
-        self,
-        session: Session,
-        stream: str,
-        after: int,
-        news: asyncio.Event,
-        receive: Receive,
-        reply: HttpReply,
-        prepare: Callable[[], Awaitable[bool]],
-        form: StreamForm,
-    ) -> None:
-        gone = asyncio.get_running_loop().create_task(_gone(receive, news), name="weft-stream-watch")
 
-        async def look() -> bool:
-            return not gone.done() and await prepare()
-
-        try:
-            await reply.send_event(form.opening)  # the client sees at once that the stream is open
-            async with aclosing(
-                self._sessions.streams.follow(session.id, stream, after, wake=news, prepare=look)
-            ) as events:
-                async for event in events:
-                    if gone.done() or reply.finished:
-                        break
-                    if event is None:
-                        await reply.send_event(COMMENT)
-                    elif event.data or not event.is_last:
-                        await reply.send_event(form.encode(event))
-        finally:
-            gone.cancel()
-            await reply.end()
+async def _send_events(
+    events: AsyncGenerator[StoredEvent | None], news: asyncio.Event, reply: HttpReply, form: StreamForm
+) -> None:
+    """Send the events of a stream until it ends or the client disconnects. Where `events` has None, send a comment."""
+    watch = asyncio.get_running_loop().create_task(_watch(reply, news), name="weft-stream-watch")
+    try:
+        await reply.send_event(form.opening)  # the client sees at once that the stream is open
+        async with aclosing(events):
+            async for event in events:
+                if reply.finished:
+                    break
+                if event is None:
+                    await reply.send_event(COMMENT)
+                elif event.data or not event.is_last:
+                    await reply.send_event(form.encode(event))
+    finally:
+        watch.cancel()
+        await reply.end()
 
 
-def check_takes_stream(reply: HttpReply) -> None:
-    """Raise a `Refusal` for a GET request if the client does not accept a stream."""
-    if not reply.can_stream:
-        raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")
-
-
-async def _gone(receive: Receive, news: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _watch(reply: HttpReply, news: asyncio.Event) -> None:
+    await reply.wait_for_disconnect()
+    reply.close()
     news.set()

@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qs, quote
 
 from weft.eras.session import SESSION
 from weft.errors import UsageError
-from weft.jsonrpc import Frame, decode
-from weft.limits import Limits
-from weft.net.asgi import Receive, Refusal, Scope
+from weft.jsonrpc import decode
+from weft.net.asgi import Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
-from weft.server.http.session import SSE_PREFIX, SessionExchange, SharedStreamReply
-from weft.server.http.session_streams import StreamForm, check_takes_stream
+from weft.server.http.session import SSE_PREFIX, Sender, SessionExchange, SharedStreamReply
+from weft.server.http.session_streams import StreamForm
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
 from weft.server.sessions.session import Session, read_batch
@@ -35,59 +35,25 @@ MESSAGES = "messages"  # the last part of the path to POST to
 _MOST_QUERY_BYTES = 1024
 
 
+@dataclass(eq=False)
 class _OpenSseStream:
     """An HTTP+SSE stream that is open in this process."""
 
-    def __init__(self, show: Show) -> None:
-        self.show = show  # to call with the token of each message, which may expire later
-        self.unanswered = 0  # number of requests without an answer
-
-
-class _StreamReply(SharedStreamReply):
-    """Sends all output of one request on the stream of its session, which may be open at another worker."""
-
-    can_stream = True
-
-    def __init__(self, sessions: Sessions, session: Session, stream: _OpenSseStream | None) -> None:
-        self._sessions = sessions
-        self._session = session
-        self._stream = stream  # stays open until the answer; None if another worker has it open
-        if stream is not None:
-            stream.unanswered += 1
-
-    async def notify(self, message: bytes) -> None:
-        if not self.answered:
-            await self._session.send(message)
-
-    async def answer(self, status: int, body: bytes) -> None:
-        self.answered = True
-        try:
-            await self._session.send(body)
-        except BaseException:
-            self._sessions.end_soon(self._session)  # ends the stream, so that the client does not wait for the answer
-            raise
-        finally:
-            self.release()
-
-    async def give_up(self) -> None:
-        self.answered = True
-        self.release()
-
-    def release(self) -> None:
-        """Count the request as answered, so that the stream does not stay open for its answer."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.unanswered -= 1
-            if self._sessions.closing and self._session.wake is not None:
-                self._session.wake.set()
+    show: Show  # to call with the token of each message, which may expire later
+    unanswered: int = 0  # number of requests without an answer
 
 
 class SseExchange:
     """Serves the two paths of HTTP+SSE: one for the stream, one for messages."""
 
     def __init__(
-        self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
+        self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange | None, path: str, taken: AbstractSet[str]
     ) -> None:
+        if exchange is None or not exchange.keeps_sessions:
+            raise UsageError(
+                f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
+                "have 'session' among the eras of the server."
+            )
         folder, _, name = path.rpartition("/")
         self._messages = f"{folder}/{MESSAGES}"
         self.verbs: Mapping[str, Sequence[str]] = {path: ("GET",), self._messages: ("POST",)}
@@ -103,9 +69,8 @@ class SseExchange:
 
     # GET: a stream, and a session for as long as it is open.
 
-    async def open(self, scope: Scope, receive: Receive, reply: HttpReply) -> None:
+    async def open(self, scope: Scope, reply: HttpReply) -> None:
         """Open a session and send its stream. The session ends with the stream."""
-        check_takes_stream(reply)
         caller = read_caller(scope)
         session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # the stream uses it
@@ -117,7 +82,7 @@ class SseExchange:
             with at_expiry(self._runtime, caller.token_info, partial(self._expire, session)) as show:
                 stream = self._open[session.id] = _OpenSseStream(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
-                await self._exchange.streams.standalone(session, 0, receive, reply, form)
+                await self._exchange.streams.standalone(session, 0, reply, form, None)
         finally:
             self._open.pop(session.id, None)
             unused.cancel()
@@ -159,29 +124,43 @@ class SseExchange:
 
     async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Serve one message, or an array of messages if the client's revision has batches."""
-        caller = read_caller(scope)
-        batches = SESSION.takes_batches(session.connection)
-        frames = _read(body, self._runtime.limits, batches=batches)
+        caller, limits = read_caller(scope), self._runtime.limits
+        is_batch = body.lstrip()[:1] == b"[" and SESSION.takes_batches(session.connection)
+        frames = read_batch(body, limits) if is_batch else [decode(body, limits)]
         if session.ended:  # while the body was read
             raise _unknown()
         stream = self._open.get(session.id)
         if stream is not None:
             stream.show(caller.token_info)
-        for frame in frames:  # each has its own answer
-            is_asked = not isinstance(frame, Frame) or frame.is_request
-            answer = _StreamReply(self._sessions, session, stream if is_asked else None)
-            if isinstance(frame, Frame):
-                await self._exchange.serve_detached(session, frame, headers, caller, answer)
-            else:
-                await answer.answer(400, frame)
+        new_reply = partial(self._new_reply, session, stream)
+        await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply)
         await reply.accept()
 
+    def _new_reply(self, session: Session, stream: _OpenSseStream | None) -> SharedStreamReply:
+        """Return a reply that sends everything on the stream of the session, which may be open at another worker.
 
-def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
-    """Return the messages of a body. In a batch, an item that is not a message is replaced by its encoded error."""
-    if batches and body.lstrip()[:1] == b"[":
-        return read_batch(body, limits)
-    return [decode(body, limits)]
+        `stream` stays open until the answer is sent. It is None if another worker has it open.
+        """
+
+        def count_out() -> None:
+            if stream is not None:
+                stream.unanswered -= 1
+                if self._sessions.closing and session.wake is not None:
+                    session.wake.set()
+
+        async def finish(answer: bytes | None) -> None:
+            try:
+                if answer is not None:
+                    await session.send(answer)
+            except BaseException:
+                self._sessions.end_soon(session)  # ends the stream, so that the client does not wait for the answer
+                raise
+            finally:
+                count_out()
+
+        if stream is not None:
+            stream.unanswered += 1
+        return SharedStreamReply(session.send, finish, count_out)
 
 
 def _unknown() -> Refusal:

@@ -15,17 +15,15 @@ from msgspec import UNSET
 from weft.eras.base import ServerEra
 from weft.errors import InvalidRequest, ProtocolError
 from weft.jsonrpc import Frame, encode_error
-from weft.net.asgi import Receive, Scope
+from weft.net.asgi import Scope
 from weft.protocol.headers import Headers
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.execution import PendingCoroutine, take_back
-from weft.server.diagnostics import note_refusal
-from weft.server.http.reply import HttpReply
+from weft.server.http.reply import HttpReply, refusal_of
 from weft.server.http.request import read_caller
 from weft.server.runtime.admission import stopped
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
 
 
@@ -36,7 +34,7 @@ class StatelessExchange:
         self._runtime = runtime
         self.era = era
 
-    async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
+    async def serve(self, frame: Frame, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Serve one message."""
         runtime, era, request_id = self._runtime, self.era, frame.id
         if frame.method is UNSET or not isinstance(request_id, (int, str)):
@@ -45,10 +43,7 @@ class StatelessExchange:
         try:
             envelope = era.open(frame, headers, runtime.offer, None)
         except ProtocolError as error:
-            note_refusal(error)
-            wire = era.refuse(error, opened=False)
-            refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
-            await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
+            await reply.answer(*refusal_of(error, frame, era))
             return
         caller = read_caller(scope)
         call = Call(runtime, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)
@@ -59,23 +54,22 @@ class StatelessExchange:
             await reply.answer(*done.value)
             return
         rest = PendingCoroutine(running, awaited, task=asyncio.current_task())
-        answer = await _watched(runtime, call, rest, receive, reply)
+        answer = await _watched(runtime, call, rest, reply)
         if answer is not None:
             await reply.answer(*answer)
 
 
-async def _watched(
-    runtime: Runtime, call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply
-) -> Answer | None:
+async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answer], reply: HttpReply) -> Answer | None:
     """Wait for the answer of a call and return it. Cancel the call if its client disconnects.
 
     Return None if the client has disconnected or does not read.
     """
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
+    assert task is not None
     if reply.finished:  # the client disconnected before the call could be cancelled
         cancellation.cancel("the client disconnected")
-    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
+    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, reply))
     answer = None
     open_calls = runtime.open_calls
     open_calls.add(call)
@@ -83,7 +77,7 @@ async def _watched(
         answer = await running
     except asyncio.CancelledError as error:
         if not cancellation.cancelled:
-            if task is None or not running.cancelled_itself:  # the ASGI server has cancelled it
+            if not running.cancelled_itself:  # the ASGI server has cancelled it
                 await reply.answer_cancelled(*runtime.dispatcher.refuse(call, stopped()))
                 raise
             await take_back(task)
@@ -96,11 +90,8 @@ async def _watched(
             reply.close()
     if not cancellation.cancelled:
         return answer
-    if task is not None:
-        await _absorb(task)
-    if told is None:
-        return None
-    return answer or runtime.dispatcher.refuse(call, told)
+    await _absorb(task)
+    return None if told is None else answer or runtime.dispatcher.refuse(call, told)
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
@@ -115,9 +106,8 @@ async def _absorb(task: asyncio.Task[Any]) -> None:
         raise asyncio.CancelledError
 
 
-async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _watch(cancellation: Cancellation, reply: HttpReply) -> None:
+    await reply.wait_for_disconnect()
     reply.close()  # no more keep-alive comments, though the handler may go on for long
     cancellation.cancel("the client disconnected")
 

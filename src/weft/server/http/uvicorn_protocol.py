@@ -22,6 +22,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache
 from http import HTTPStatus
 from importlib import import_module
@@ -51,19 +52,15 @@ def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
 
     Return None if no class of this release of uvicorn has the names that the guard uses. Then uvicorn chooses a class.
     """
-    for module, name, guard, needed in (
-        (_HTTPTOOLS, "HttpToolsProtocol", _HttptoolsGuard, HTTPTOOLS_NAMES),
-        (_H11, "H11Protocol", _HeadGuard, GUARDED_NAMES),
-    ):
-        if module == _HTTPTOOLS and find_spec("httptools") is None:
-            continue
-        try:
+    kinds = [(_H11, "H11Protocol", _HeadGuard, GUARDED_NAMES)]
+    if find_spec("httptools") is not None:
+        kinds.insert(0, (_HTTPTOOLS, "HttpToolsProtocol", _HttptoolsGuard, HTTPTOOLS_NAMES))
+    for module, name, guard, needed in kinds:
+        with suppress(ImportError, AttributeError):
             found = import_module(module)
-            protocol, cycle = getattr(found, name), found.RequestResponseCycle
-        except (ImportError, AttributeError):
-            continue
-        if needed <= _names_of(protocol) | _names_of(cycle):
-            return type("GuardedProtocol", (guard, protocol), {"limits": limits})
+            protocol = getattr(found, name)
+            if needed <= _names_of(protocol) | _names_of(found.RequestResponseCycle):
+                return type("GuardedProtocol", (guard, protocol), {"limits": limits})
     return None
 
 
@@ -167,23 +164,13 @@ class _Outlet:
     between two checks is disconnected.
     """
 
-    __slots__ = (
-        "_head",
-        "_is_held",
-        "_loop",
-        "_taken",
-        "_timer",
-        "_transport",
-        "_write_seconds",
-        "_written",
-        "is_closing",
-    )
+    __slots__ = ("_head", "_is_held", "_loop", "_seconds", "_taken", "_timer", "_transport", "_written", "is_closing")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float) -> None:
         self._transport = transport
         self.is_closing = transport.is_closing  # copied for speed: it is called with every response
         self._loop = loop
-        self._write_seconds = write_seconds
+        self._seconds = write_seconds  # time between two checks of the peer
         self._head: bytes | None = None  # a head that waits for the beginning of its body
         self._written = 0  # total bytes given to the transport
         self._taken = 0  # bytes that the peer had read at the last check
@@ -236,7 +223,7 @@ class _Outlet:
         self._transport.write(data)
         if self._timer is None and not self.is_closing():
             self._taken = self._written
-            self._timer = self._loop.call_later(self._write_seconds, self._check_peer)
+            self._timer = self._loop.call_later(self._seconds, self._check_peer)
         self._written += len(data)
 
     def _check_peer(self) -> None:
@@ -249,7 +236,7 @@ class _Outlet:
             self._transport.abort()
         else:
             self._taken = taken
-            self._timer = self._loop.call_later(self._write_seconds, self._check_peer)
+            self._timer = self._loop.call_later(self._seconds, self._check_peer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -284,26 +271,23 @@ class _HeadGuard(asyncio.Protocol):
         self._check_progress(data)
 
     def _check_progress(self, data: bytes) -> None:
-        """Stop the timer if a head is complete. Otherwise limit the time and size of its rest."""
-        cycle = self.cycle
+        """Stop the timer if a head is complete. Otherwise limit the time and size of its rest.
+
+        If the request is already answered, limit the rest of its body in the same way.
+        """
+        cycle, limits = self.cycle, self.limits
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
                 self._stop_timer()
         elif not self.transport.is_closing():
-            self._limit_rest(len(data), answered=cycle is not None and cycle.more_body)
-
-    def _limit_rest(self, size: int, *, answered: bool) -> None:
-        """Limit the size and the time of the rest of a head. `size` is the number of bytes that have just arrived.
-
-        With `answered`, the bytes belong to the body of a request that is already answered. Its rest is limited, too.
-        """
-        self._head_bytes += size
-        if self._head_bytes > self.limits.header_bytes + (self.limits.body_bytes if answered else 0):
-            if not answered:
-                self.transport.write(_TOO_LARGE)
-            self.transport.close()
-        elif self._timer is None:
-            self._start_timer()
+            is_body = cycle is not None and cycle.more_body
+            self._head_bytes += len(data)
+            if self._head_bytes > limits.header_bytes + (limits.body_bytes if is_body else 0):
+                if not is_body:
+                    self.transport.write(_TOO_LARGE)
+                self.transport.close()
+            elif self._timer is None:
+                self._start_timer()
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.limits.head_seconds, self.transport.close)
@@ -400,18 +384,14 @@ class _HttptoolsGuard(_HeadGuard):
             self._waiting[-1] = (self.cycle, self._received)
 
     def on_headers_complete(self) -> None:
-        if self.url[:1] != b"/":
-            self._take_host_of_target()
+        if self.url[:1] != b"/" and (host := target_host(self.url)) is not None:
+            # The target is a full URL: its host replaces the Host header (RFC 9112, 3.2.2).
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
         before = self.cycle
         super().on_headers_complete()  # type: ignore[misc] # a method of uvicorn's class
         self.headers = _TRAILERS
         if self.cycle is not before:
             self._waiting.append((self.cycle, self._received))
-
-    def _take_host_of_target(self) -> None:
-        """Replace the Host header by the host in the request target, if the target is a full URL (RFC 9112, 3.2.2)."""
-        if (host := target_host(self.url)) is not None:
-            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     # A server may ignore an upgrade (RFC 9110, 7.8), and Java's HttpClient requests one by default, to HTTP/2. But
     # httptools does not parse the body of such a request. So the head is parsed again, without the field.
@@ -433,10 +413,8 @@ class _HttptoolsGuard(_HeadGuard):
         These are the head of the last request without its `Upgrade` field, and `rest`: the bytes after that head, which
         the old parser has not parsed.
         """
-        from httptools import HttpRequestParser
-
         self._upgrade_at = None
-        self.parser = HttpRequestParser(self)
+        self.parser = type(self.parser)(self)
         fields = [b"%b: %b\r\n" % field for field in self.scope["headers"] if field[0] != b"upgrade"]
         method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
         return b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, b"".join(fields), rest)
@@ -474,10 +452,9 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
         client = printable(client, "?")
     handler = _stock_handler(logger)
     if handler is not None:
-        line = f'INFO:     {client} - "{method} {path} HTTP/{version}" {_status_text(status)}\n'
         try:
             with handler.lock:
-                handler.stream.write(line)
+                handler.stream.write(f'INFO:     {client} - "{method} {path} HTTP/{version}" {_status_text(status)}\n')
                 handler.flush()
         except Exception:  # noqa: BLE001 - reported below, as logging reports it
             handler = None
@@ -487,25 +464,24 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
 
 def _stock_handler(logger: logging.Logger) -> Any:
     """Return the handler of a logger if it has uvicorn's default configuration; None if anything in it was changed."""
-    handlers = logger.handlers
-    if len(handlers) != 1 or logger.propagate or logger.filters:
+    if len(logger.handlers) != 1:
         return None
-    handler: Any = handlers[0]
-    if handler.__class__ is not logging.StreamHandler or handler.filters or handler.level > logging.INFO:
-        return None
+    handler: Any = logger.handlers[0]
     formatter: Any = handler.formatter
     kind, format = _stock_formatter()
-    if kind is None or type(formatter) is not kind or getattr(formatter, "_fmt", None) != format:
-        return None
-    changed = (
-        getattr(formatter, "use_colors", True)
-        or type(logger) is not logging.Logger
-        or logging.getLogRecordFactory() is not logging.LogRecord
-        or _Logger.handle is not _handle
-        or getattr(_Logger, "callHandlers", None) is not _call_handlers
-        or handler.terminator != "\n"
+    is_stock = (
+        type(logger) is logging.Logger
+        and handler.__class__ is logging.StreamHandler
+        and not (logger.propagate or logger.filters or handler.filters or handler.level > logging.INFO)
+        and type(formatter) is kind
+        and getattr(formatter, "_fmt", None) == format
+        and not getattr(formatter, "use_colors", True)
+        and handler.terminator == "\n"
+        and logging.getLogRecordFactory() is logging.LogRecord
+        and _Logger.handle is _handle
+        and getattr(_Logger, "callHandlers", None) is _call_handlers
     )
-    return None if changed else handler
+    return handler if is_stock else None
 
 
 @cache

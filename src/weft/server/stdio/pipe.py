@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -56,32 +57,24 @@ class Writer(Protocol):
         """Write one line at once."""
         ...
 
-    @property
-    def congested(self) -> bool:
-        """Whether so much output waits for the client that the server should produce no more."""
-        ...
-
     async def drained(self) -> None:
-        """Wait until the client has read so much of the output that `congested` is False."""
+        """Wait while so much output waits for the client that the server should produce no more."""
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _LineReply:
     """Sends the notifications of one call until the call is answered or cancelled."""
 
-    __slots__ = ("_writer", "after_answer", "answered", "cancellation")
-
-    can_stream = True
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.answered = False
-        self.after_answer: bytes | None = None  # a notification to send after the answer
-        self.cancellation: Cancellation | None = None  # of the call; None until the call is created
+    writer: Writer
+    answered: bool = False
+    after_answer: bytes | None = None  # a notification to send after the answer
+    cancellation: Cancellation | None = None  # of the call; None until the call is created
+    can_stream: bool = True
 
     async def notify(self, message: bytes) -> None:
         if not self.answered and not (self.cancellation is not None and self.cancellation.cancelled):
-            await _send(self._writer, message)
+            await _send(self.writer, message)
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Do nothing: the only stream is the connection."""
@@ -107,9 +100,7 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
-        self._session: PipeSession | None = None  # None if no era with sessions is served
-        if any(era.remembers for era in runtime.eras):
-            self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
+        self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
         """Create the spare task, so that the first request is started at once, like all later requests.
@@ -130,10 +121,11 @@ class Pipe:
         """Whether no request is being served."""
         return not self._in_flight and not self._unwinding
 
-    @property
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks of the requests that have not ended."""
-        return [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
+    async def wait(self, seconds: float) -> None:
+        """Wait up to `seconds` for the requests to end."""
+        tasks = [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
     def end_streams(self) -> int:
         """End the listen streams of this pipe gracefully; return how many there were."""
@@ -152,8 +144,7 @@ class Pipe:
     async def close(self) -> None:
         """Close the session, and cancel the spare task."""
         await self._starter.close()
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     def receive(self, line: Line) -> None:
         """Serve one line. Errors are answered, never raised, so that the next line can be served."""
@@ -163,14 +154,21 @@ class Pipe:
                 raise ParseError(f"Parse error: a line has at most {self._limits.line_bytes} bytes.")
             if not line or line.isspace():
                 return
-            if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
-                self._receive_batch(line)
-                return
-            frame = decode(line, self._limits)
-            if frame.is_request:
-                self._serve_request(frame)
+            if line[0] != _BRACE and self._session.takes_batch(line):
+                frames = read_batch(line, self._limits)
             else:
-                self._take_notice(frame)
+                frames = [decode(line, self._limits)]
+            for one in frames:  # each request is answered separately
+                if isinstance(one, bytes):  # the error of an item that is not a message
+                    self._writer.send(one)
+                    continue
+                frame = one
+                if frame.is_request:
+                    self._serve_request(frame)
+                elif frame.method == "notifications/cancelled":
+                    self._cancel(frame)
+                else:
+                    self._session.take(frame)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
             refused(frame and frame.method, "-", error.code, error.message)
@@ -179,35 +177,15 @@ class Pipe:
             text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
-    def _receive_batch(self, line: bytes) -> None:
-        """Serve the messages of a batch. Each request is answered separately, and each invalid item with an error."""
-        for one in read_batch(line, self._limits):
-            if not isinstance(one, Frame):
-                self._writer.send(one)
-            elif one.is_request:
-                self._serve_request(one)
-            else:
-                self._take_notice(one)
-
-    def _take_notice(self, frame: Frame) -> None:
-        """Handle a notification or a response of the client."""
-        if frame.method == "notifications/cancelled":
-            self._cancel(frame)
-        elif self._session is not None:
-            self._session.take(frame)
-        else:
-            log.debug("%s ignored: no request waits for it", frame.method or "a response")
-
     def _serve_request(self, frame: Frame) -> None:
         request_id = frame.id
-        assert request_id is not None  # `decode` has checked it
-        assert request_id is not UNSET
-        runtime = self._runtime
+        assert isinstance(request_id, (int, str))  # `decode` has checked it
+        runtime, in_flight = self._runtime, self._in_flight
         era, envelope = choose(runtime.eras, frame, None, runtime.offer)
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
-            if request_id in self._in_flight:
+            if request_id in in_flight:
                 raise still_served()
             if full := self.full:
                 raise busy(full)
@@ -221,17 +199,10 @@ class Pipe:
             return
         reply = _LineReply(self._writer)
         call = Call(
-            runtime,
-            request_id,
-            envelope,
-            era,
-            reply,
-            peer=self._name,
-            connection=connection,
-            in_flight=self._in_flight,
+            runtime, request_id, envelope, era, reply, None, self._name, connection=connection, in_flight=in_flight
         )
         call.session = session
-        cancellation = reply.cancellation = self._in_flight[request_id] = call.cancellation
+        cancellation = reply.cancellation = in_flight[request_id] = call.cancellation
         task = self._starter.start(self._run(call, reply, cancellation))
         if task is not None:
             cancellation.task = task
@@ -248,24 +219,22 @@ class Pipe:
 
     async def _run(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         """Run one call and write its answer."""
+        dispatcher, in_flight = self._runtime.dispatcher, self._in_flight
+        body = b""  # stays empty if the client has cancelled the call
         try:
-            _, body = await self._runtime.dispatcher.run(call)
+            _, body = await dispatcher.run(call)
         except asyncio.CancelledError as error:
             if cancellation.told is not None:
-                _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
-            elif cancellation.cancelled:
-                # A notification of the client has removed the request already; other cancellations have not.
-                if self._in_flight.get(call.id) is cancellation:
-                    del self._in_flight[call.id]
-                return
-            else:  # the handler has cancelled its own task
-                _, body = self._runtime.dispatcher.fail(call, error)
+                _, body = dispatcher.refuse(call, cancellation.told)
+            elif not cancellation.cancelled:  # the handler has cancelled its own task
+                _, body = dispatcher.fail(call, error)
         reply.answered = True
-        if cancellation.cancelled and cancellation.told is None:  # cancelled while the answer was being encoded
+        if in_flight.get(call.id) is cancellation:  # else a notification of the client has removed it
+            del in_flight[call.id]
+        if cancellation.cancelled and cancellation.told is None:
             return
-        del self._in_flight[call.id]
         line = _one_line(body)
-        if not self._in_flight and reply.after_answer is None:  # no other line can be written together with it
+        if not in_flight and reply.after_answer is None:  # no other line can be written together with it
             self._writer.send_now(line)
         else:
             self._writer.send(line)
@@ -276,10 +245,8 @@ class Pipe:
         """Cancel the request that a notification names, if that request is running. Ignore a malformed notification."""
         try:
             params = _read_cancelled(frame.params if isinstance(frame.params, msgspec.Raw) else b"")
-        except msgspec.DecodeError:
-            return
-        cancellation = self._in_flight.pop(params.request_id, None)
-        if cancellation is None:
+            cancellation = self._in_flight.pop(params.request_id)
+        except (msgspec.DecodeError, KeyError):
             return
         if cancellation.task is not None:
             self._unwind(cancellation.task)
@@ -295,8 +262,7 @@ class Pipe:
 async def _send(writer: Writer, message: bytes) -> None:
     """Write one message, and wait while the client does not read."""
     writer.send(_one_line(message))
-    if writer.congested:
-        await writer.drained()
+    await writer.drained()
 
 
 def _one_line(message: bytes) -> bytes:
@@ -371,28 +337,17 @@ class _LoggedWriter:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self.send_now: Any = self._logged(writer.send_now)
-        self.send: Any = self._logged(writer.send)
+        self.drained = writer.drained
 
-    def _logged(self, send: Any) -> Any:
-        def logged(line: bytes) -> None:
-            wire.debug("> %s", masked_body(line.strip()))
-            send(line)
+    def send_now(self, line: bytes) -> None:
+        wire.debug("> %s", masked_body(line.strip()))
+        self._writer.send_now(line)
 
-        return logged
-
-    @property
-    def congested(self) -> bool:
-        return self._writer.congested
-
-    async def drained(self) -> None:
-        await self._writer.drained()
+    send = send_now
 
 
 class _MemoryWriter:
     """Passes lines to a client in the same process."""
-
-    congested = False
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
         self.send = self.send_now = deliver
@@ -431,8 +386,7 @@ class MemoryPipe:
         self._pipe.end_streams()
         await asyncio.sleep(0)
         self._pipe.cancel()
-        if tasks := self._pipe.tasks:
-            await asyncio.wait(tasks, timeout=self._runtime.limits.drain_seconds)
+        await self._pipe.wait(self._runtime.limits.drain_seconds)
         await self._pipe.close()
 
     async def _start(self) -> None:

@@ -14,7 +14,6 @@ private.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import select
 import stat
@@ -23,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import StartError
@@ -56,15 +56,13 @@ class _StdioConnection:
     """
 
     def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
-        linger_seconds = runtime.limits.stdio_linger_seconds
-        self._drain_seconds = runtime.limits.drain_seconds
+        limits = runtime.limits
+        self._drain_seconds = limits.drain_seconds
         self._loop = asyncio.get_running_loop()
-        self._reader = LineReader(
-            os.dup(source), runtime.limits.line_bytes, self._serve_lines, linger_seconds=linger_seconds
-        )
+        self._reader = LineReader(os.dup(source), limits.line_bytes, self._serve_lines, limits.stdio_linger_seconds)
         self._writer = LineWriter(sink, self._lose_output)
         self._pipe = new_pipe(runtime, self._writer)
-        self._lingers = lingers and linger_seconds > 0
+        self._lingers = lingers and limits.stdio_linger_seconds > 0
         self._waited = 0  # iterations of the event loop since the limit of running requests was reached
         self._draining: asyncio.Task[None] | None = None  # waits until the client has read the output
         self._output_broken = False
@@ -76,9 +74,9 @@ class _StdioConnection:
             await self._pipe.warm_up()
             self._reader.start()
             await self._over.wait()
-            if not self._output_broken and (tasks := self._pipe.tasks):
+            if not self._output_broken:
                 self._pipe.end_streams()  # listen streams do not end by themselves
-                await asyncio.wait(tasks, timeout=LAST_WORDS)
+                await self._pipe.wait(LAST_WORDS)
         finally:
             await self._stop()
 
@@ -86,13 +84,12 @@ class _StdioConnection:
         self._reader.stop()
         if self._draining is not None:
             self._draining.cancel()
-        if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
-            await asyncio.wait(tasks, timeout=LAST_WORDS)
+        if self._pipe.end_streams() and not self._output_broken:
+            await self._pipe.wait(LAST_WORDS)
         if not self._over.is_set():  # the server stops while the client still waits for answers
             self._pipe.stop()
         self._pipe.cancel()
-        if tasks := self._pipe.tasks:
-            await asyncio.wait(tasks, timeout=self._drain_seconds)
+        await self._pipe.wait(self._drain_seconds)
         await self._pipe.close()
         if self._output_broken:
             self._writer.release()
@@ -180,7 +177,7 @@ def _flush(stream: Any) -> None:
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow client; with more, no input is read
 IN_A_ROW = 1e-3  # seconds after which other tasks run, even if the next line has arrived
-AT_ONCE = getattr(select, "PIPE_BUF", 512)  # bytes that a writable pipe takes without blocking
+AT_ONCE = getattr(select, "PIPE_BUF", 0)  # bytes that a writable pipe takes without blocking; 0: unknown (Windows)
 
 
 class LineReader:
@@ -195,7 +192,7 @@ class LineReader:
     """
 
     def __init__(
-        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
+        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], linger_seconds: float = 0.0
     ) -> None:
         self._fd = fd
         self._linger_seconds = linger_seconds  # how long `resume(linger=True)` waits for the next line
@@ -296,44 +293,37 @@ class LineWriter:
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []  # collected, but not written yet
         self._held = False  # whether lines are collected until `flush` is called
-        self._change = threading.Condition()  # guards the next three
-        self._queue: list[bytes] = []  # output for the thread
-        self._queued = 0  # bytes in the queue and in the thread's current write
-        self._closing = False
+        self._queue: SimpleQueue[bytes] = SimpleQueue()  # output for the thread; b"" ends the thread
+        self._queued = 0  # bytes that the thread has not written yet
         self._thread: threading.Thread | None = None  # started when the pipe is full for the first time
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # set when the thread has written everything
-        self._watched_fd = self._watch()  # a copy of the descriptor that the event loop watches, or None
+        self._watches = self._watch()  # whether the event loop watches the descriptor
 
-    def _watch(self) -> int | None:
-        """Let the event loop watch a copy of the descriptor. Return the copy, or None if this is not possible.
+    def _watch(self) -> bool:
+        """Let the event loop watch the descriptor; return False if this is not possible.
 
-        When the client closes its end, the event loop reports the copy as readable.
+        When the client closes its end, the event loop reports the descriptor as readable.
         """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return None
-        fd = os.dup(self._fd)
+            return False
         try:
-            self._loop.add_reader(fd, self._look)
+            self._loop.add_reader(self._fd, self._look)
         except (NotImplementedError, OSError):
-            os.close(fd)
-            return None
-        return fd
+            return False
+        return True
 
     def _look(self) -> None:
-        fd = self._watched_fd
-        is_closed = fd is not None and _is_closed(fd)
         self._stop_watching()  # also if the client has written to our stdout, which is ignored
-        if is_closed:
+        if _poll(self._fd, 0).poll(0):  # an error, or hung up
             self._broken()
 
     def _stop_watching(self) -> None:
-        fd, self._watched_fd = self._watched_fd, None
-        if fd is not None:
-            self._loop.remove_reader(fd)
-            os.close(fd)
+        if self._watches:
+            self._watches = False
+            self._loop.remove_reader(self._fd)
 
     def send(self, line: bytes) -> None:
         """Schedule one line to be written in the next iteration of the event loop, together with other lines."""
@@ -363,11 +353,9 @@ class LineWriter:
     async def close(self, timeout: float) -> None:
         """Write the remaining output, for at most `timeout` seconds. Then close the descriptors of this writer."""
         self.flush()
-        with self._change:
-            self._closing = True
-            self._change.notify()
         if self._thread is not None:
-            with contextlib.suppress(TimeoutError):
+            self._queue.put(b"")
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._done.wait(), timeout)
         self.release()
 
@@ -402,7 +390,7 @@ class LineWriter:
             return 0
         if self._own_fd is not None:
             return os.write(self._own_fd, data)
-        if len(data) <= AT_ONCE and _takes_at_once(self._fd):
+        if len(data) <= AT_ONCE and _poll(self._fd, select.POLLOUT).poll(0):
             return os.write(self._fd, data)  # only a part, if a parent process has made the pipe non-blocking
         return 0
 
@@ -410,37 +398,26 @@ class LineWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="weft-stdout", daemon=True)
             self._thread.start()
-        with self._change:
-            self._queue.append(data)
-            self._queued += len(data)
-            if self._queued > QUEUED_BYTES:
-                self._drained.clear()
-            self._change.notify()
+        self._queued += len(data)
+        if self._queued > QUEUED_BYTES:
+            self._drained.clear()
+        self._queue.put(data)
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the loop is closed
             try:
-                while data := self._next():
+                while data := self._queue.get():
                     _write(self._fd, data)
-                    self._written(len(data))
+                    self._loop.call_soon_threadsafe(self._count_written, len(data))
             except OSError:
                 self._loop.call_soon_threadsafe(self._broken)
                 self._loop.call_soon_threadsafe(self._drained.set)
             self._loop.call_soon_threadsafe(self._done.set)
 
-    def _next(self) -> bytes:
-        with self._change:
-            while not self._queue and not self._closing:
-                self._change.wait()
-            data = b"".join(self._queue)
-            self._queue.clear()
-            return data
-
-    def _written(self, size: int) -> None:
-        with self._change:
-            self._queued -= size
-            if self._queued <= QUEUED_BYTES // 2 and not self._drained.is_set():
-                self._loop.call_soon_threadsafe(self._drained.set)
+    def _count_written(self, size: int) -> None:
+        self._queued -= size
+        if self._queued <= QUEUED_BYTES // 2:
+            self._drained.set()
 
 
 def _opened_again(fd: int) -> int | None:
@@ -462,7 +439,7 @@ def _read(fd: int) -> bytes:
         try:
             return os.read(fd, CHUNK)
         except BlockingIOError:  # a parent process may have made the shared pipe non-blocking
-            _wait(fd, for_input=True)
+            _poll(fd, select.POLLIN).poll()
         except OSError:
             return b""  # a broken pipe has ended
 
@@ -473,49 +450,21 @@ def _write(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            _wait(fd, for_input=False)
+            _poll(fd, select.POLLOUT).poll()
 
 
-if hasattr(select, "poll"):
+def _comes_soon(fd: int, seconds: float) -> bool:
+    """Return whether input arrives within `seconds`. The function polls and does not sleep."""
+    poll = _poll(fd, select.POLLIN)
+    end = time.perf_counter() + seconds
+    while not poll.poll(0):
+        if time.perf_counter() > end:
+            return False
+    return True
 
-    def _wait(fd: int, *, for_input: bool) -> None:
-        """Wait until the descriptor can be read, if `for_input` is True, or written."""
-        poll = select.poll()  # `select.select` does not support descriptors above 1023
-        poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
-        poll.poll()
 
-    def _comes_soon(fd: int, seconds: float) -> bool:
-        """Return whether input arrives within `seconds`. The function polls and does not sleep."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        end = time.perf_counter() + seconds
-        while not poll.poll(0):
-            if time.perf_counter() > end:
-                return False
-        return True
-
-    def _is_closed(fd: int) -> bool:
-        """Return whether the other end of a pipe or socket is closed."""
-        poll = select.poll()
-        poll.register(fd, 0)
-        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-    def _takes_at_once(fd: int) -> bool:
-        """Return True if `AT_ONCE` bytes can be written without blocking, or if writing would fail at once."""
-        poll = select.poll()
-        poll.register(fd, select.POLLOUT)
-        return bool(poll.poll(0))
-
-else:  # Windows can poll only sockets
-
-    def _wait(fd: int, *, for_input: bool) -> None:
-        select.select([fd] if for_input else [], [] if for_input else [fd], [])
-
-    def _comes_soon(fd: int, seconds: float) -> bool:  # noqa: ARG001 - the other platform's signature
-        return False
-
-    def _is_closed(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
-        return False
-
-    def _takes_at_once(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
-        return False
+def _poll(fd: int, events: int) -> select.poll:
+    """Return an object that polls one descriptor. Windows has none, and its pipes never get to the callers of this."""
+    poll = select.poll()  # `select.select` does not support descriptors above 1023
+    poll.register(fd, events)
+    return poll
