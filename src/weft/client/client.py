@@ -217,7 +217,8 @@ class Client:
         manual_input: bool = False,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
-        self._limits = check_limits(limits)
+        check_limits(limits)
+        self._limits = limits
         self._eras = eras_for(eras, version)
         self._is_pinned = len(self._eras) == 1 or version is not None
         # From `sys.modules`, because `weft` imports this module.

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import convert
 from msgspec.structs import fields
 
-from weft.client.argument_checks import as_texts, check_texts, check_timeout, trim_traceback
+from weft.client.argument_checks import as_texts, check_text, check_timeout, trim_traceback
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
@@ -646,7 +646,7 @@ def completion_params(
     if (prompt is None) == (template is None):
         raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
     owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
-    check_texts({argument: value}, owner)
+    check_text(argument, value, owner)
     texts = as_texts(arguments, owner)
     ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
     params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
