@@ -302,16 +302,6 @@ def test_limits_that_may_be_0() -> None:
     Client(Server("x"), limits=ClientLimits(**dict.fromkeys(nothing_of + no_limit_of, 0)))
 
 
-@pytest.mark.parametrize("cache", [None, "no", 1])
-def test_a_cache_that_is_none(cache: Any) -> None:
-    with pytest.raises(UsageError) as caught:
-        Client("https://flights.example/mcp", cache=cache)
-    assert str(caught.value) == (
-        f"cache= was given something of the type {type(cache).__name__!r}; give True, False, or a ResponseCache that "
-        "clients share."
-    )
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 async def test_a_number_that_json_does_not_have_is_named_and_not_sent_as_null(number: float) -> None:
     server = FakePipe(discovered)

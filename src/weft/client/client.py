@@ -53,10 +53,10 @@ from weft.client.handlers import (
 )
 from weft.client.questions import RootLike
 from weft.client.requests.cache import (
+    MemoryCacheStore,
     ResponseCache,
     Toolbox,
     authorization_partition,
-    cache_from,
     identify_login,
     unique_name,
 )
@@ -243,8 +243,8 @@ class Client:
         self._handlers.capabilities.extensions = declared or None
         self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
-        self._cache = cache_from(cache, limits)
-        self._is_caching = cache is not False
+        store = MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes)
+        self._cache = (ResponseCache(store) if cache else None) if isinstance(cache, bool) else cache
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
@@ -309,7 +309,7 @@ class Client:
             old_transport=dialled.old_transport,
         )
         view = None
-        if self._is_caching:
+        if self._cache is not None:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
         self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
@@ -694,13 +694,7 @@ class Client:
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
         link, cache = self._opened, self._exchange.cache
-        has_changed = method.endswith(("list_changed", "updated"))
-        if (
-            link is not None
-            and cache is not None
-            and has_changed
-            and cache.receive(method, msgspec.json.decode(params))
-        ):
+        if link is not None and cache is not None and cache.receive(method, params):
             link.spawn(cache.drop_stale())
         self._subscriptions.receive(method, params, origin)
         if self._on_notification is not None:
