@@ -67,6 +67,7 @@ _COMPLETE = (None, "complete")  # `resultType` of a complete result; it may be a
 _ASKS = "input_required"  # `resultType` of a result with questions
 # Requests that only read, so that they can be sent twice. Others may have been executed although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
+_ROUND = ("inputResponses", "requestState")  # params of one round: answers, and the state that the server sent
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
 
@@ -79,11 +80,6 @@ class Options(msgspec.Struct, frozen=True):
     is_manual: bool = False  # raise questions as PendingQuestions instead of answering them
 
 
-class _Kind(msgspec.Struct, rename="camel"):
-    result_type: str | None = None
-
-
-_read_kind = msgspec.json.Decoder(_Kind).decode
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
 _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
 _decoders: dict[type[Result], Any] = {}
@@ -130,32 +126,20 @@ class Exchange:
         read: Callable[[bytes, type[T], str], T | InputRequiredResult],
         type: type[T],
     ) -> T:
-        given = params
+        given: Mapping[str, Any] = params
         try:
             for _ in range(self._limits.rounds + 1):
                 result = read(await self._fetch(method, given, options), type, method)
                 if not isinstance(result, InputRequiredResult):
                     return result
-                given = await self._next_round(params, result, options)
+                if options.is_manual:
+                    raise PendingQuestions(result)
+                given = {key: value for key, value in params.items() if key not in _ROUND}  # without earlier answers
+                given |= await self._answers(result)
         except WeftError as error:
             trim_traceback(error)
             raise
-        raise InvalidAnswer(
-            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
-            "raise the limit `rounds` if so many rounds are expected."
-        )
-
-    async def _next_round(
-        self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
-    ) -> Mapping[str, Any]:
-        """Return the original params with the answers of this round. Answers of earlier rounds are left out.
-
-        Raises PendingQuestions if the caller wants to answer (`options.is_manual`).
-        """
-        if options.is_manual:
-            raise PendingQuestions(asked)
-        kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
-        return {**kept, **await self._answers(asked)}
+        raise too_many_rounds(self._link, self._limits, f"asked, and did not answer {method},")
 
     # --- one round
 
@@ -272,6 +256,14 @@ class Exchange:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and got no answer in time.") from None
 
 
+def too_many_rounds(link: ClientConnection, limits: ClientLimits, what: str) -> InvalidAnswer:
+    """Return the error for a server that asks again and again. `what` says what it has done each time."""
+    return InvalidAnswer(
+        f"{link.transport.where} {what} {limits.rounds} times in a row; raise the limit `rounds` if so many rounds are "
+        "expected."
+    )
+
+
 def _why_not(refusal: ProtocolError) -> str:
     """Return the reason why a question was not answered, for an error of the program.
 
@@ -316,15 +308,16 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
         decoder = _decoders[type] = msgspec.json.Decoder(type)
     try:
         result: R = decoder.decode(raw)
-        if result.result_type in _COMPLETE:
-            return result
-        kind: str | None = result.result_type
     except (msgspec.DecodeError, RecursionError) as error:
-        kind = _kind(raw)
-        if kind != _ASKS:
-            raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
-    if kind != _ASKS:
-        raise InvalidAnswer(f"The server's answer to {method} has the unknown resultType {str(kind)[:100]!r}.")
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            if (asked := _read_asks(raw)).result_type == _ASKS:
+                return asked
+        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    if result.result_type in _COMPLETE:
+        return result
+    if result.result_type != _ASKS:
+        kind = str(result.result_type)[:100]
+        raise InvalidAnswer(f"The server's answer to {method} has the unknown resultType {kind!r}.")
     return _read_questions(raw)
 
 
@@ -349,70 +342,67 @@ def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequi
     return _read_questions(raw) if result.get("resultType") == _ASKS else result
 
 
-def _kind(raw: bytes) -> str | None:
-    try:
-        return _read_kind(raw).result_type
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
 _COMPLETE_NOTIFICATION = "notifications/elicitation/complete"
-
-_Ask = Callable[[str, str, Any], Awaitable[Any]]
-"""A function that asks the user a question, given by its key, method and params, and returns the answer."""
-
-_Again = Callable[[], Awaitable[bytes]]
-"""A function that sends the request again."""
 
 
 class _Complete(msgspec.Struct, rename="camel"):
     elicitation_id: str
 
 
-class _PageVisits:
-    """The web pages that the user must visit for one request."""
-
-    def __init__(self) -> None:
-        self.end = 0.0  # when to give up; each new page moves it
-        self.visited: set[str] = set()  # URLs of the pages that the user was asked about
-        self.rounds = 0  # how often the server named new pages, or reported that the user has finished one
-        self.news = asyncio.Event()  # set when the server reports that the user has finished a page
-
-
 class UrlElicitationRetry:
     """Repeats requests that a server refuses until the user has visited web pages."""
 
-    def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
+    def __init__(
+        self, link: ClientConnection, limits: ClientLimits, ask: Callable[[str, str, Any], Awaitable[Any]]
+    ) -> None:
         self._link = link
         self._limits = limits
-        self._ask = ask
-        self._waiting: dict[str, _PageVisits] = {}  # by elicitation id; unknown ids are ignored
+        self._ask = ask  # asks the user a question, given by its key, method and params
+        # By elicitation id: the event to set when the server reports that the user has finished on the page.
+        self._finished: dict[str, asyncio.Event] = {}
 
     def receive(self, method: str, params: bytes) -> None:
         """Handle the notification that the user has finished on a page. Other notifications are ignored."""
         if method == _COMPLETE_NOTIFICATION:
-            visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
-            if visits is not None:
-                visits.news.set()
+            finished = self._finished.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
+            if finished is not None:
+                finished.set()
 
-    async def run(self, error: RemoteError, again: _Again) -> bytes:
-        """Ask the user to visit the pages that the error names, and send the request again until it succeeds.
+    async def run(self, error: RemoteError, again: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Ask the user to visit the pages that the error names, and send the request `again` until it succeeds.
 
-        Raises the server's latest error if the user refuses, if the time is over, or if that error names no pages.
+        Raises the server's latest error if the user refuses, if the time (`ask_seconds`) is over, or if that error
+        names no pages. Raises InvalidAnswer if the server names new pages, or reports finished ones, too often.
         """
-        visits = _PageVisits()
-        attempt = 0
+        now, finished = asyncio.get_running_loop().time, asyncio.Event()
+        visited: set[str] = set()  # URLs of the pages that the user was asked about
+        rounds = attempt = 0
+        end = 0.0  # when to give up; each new page moves it
         while True:
             pages = self._pages(error)
+            new = {str(page.get("url")): page for page in pages if str(page.get("url")) not in visited}
+            rounds += 1 if new or finished.is_set() else 0
+            if rounds > self._limits.rounds:
+                raise too_many_rounds(self._link, self._limits, "named pages to visit")
+            finished.clear()
             ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
-            self._waiting.update(dict.fromkeys(ids, visits))
+            self._finished.update(dict.fromkeys(ids, finished))
             try:
-                if await self._ask_about(pages, visits, error):
-                    attempt = 0
-                await self._wait(visits, attempt, error)
+                for page in new.values():
+                    question = {"message": error.message, **page, "mode": "url"}
+                    if (await self._ask("page", "elicitation/create", question))["action"] != "accept":
+                        raise error
+                if new:
+                    visited |= new.keys()
+                    attempt, end = 0, now() + self._limits.ask_seconds
+                if now() >= end:
+                    raise error
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause(attempt)):
+                        await finished.wait()
             finally:
                 for one in ids:
-                    self._waiting.pop(one, None)
+                    self._finished.pop(one, None)
             try:
                 return await again()
             except RemoteError as refused:
@@ -426,49 +416,14 @@ class UrlElicitationRetry:
         """
         pages = self._link.era.pages(error.code, error.data)
         elicitation = self._link.capabilities.elicitation
-        if not pages or elicitation is None or elicitation.url is None:
+        can_ask = elicitation is not None and elicitation.url is not None
+        if not pages or not can_ask or not all(isinstance(page, dict) for page in pages):
             raise error
         if len(pages) > self._limits.input_requests:
             raise InvalidAnswer(
                 f"The server names {len(pages)} pages at once, which is more than the limit `input_requests`."
             )
-        if not all(isinstance(page, dict) for page in pages):
-            raise error
         return cast("list[Mapping[str, Any]]", pages)
-
-    async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
-        """Ask the user about each new page, and return whether there was a new page.
-
-        Raises `error` if the user refuses, and InvalidAnswer if the server has named new pages too often.
-        """
-        new = [page for page in pages if str(page.get("url")) not in visits.visited]
-        if new or visits.news.is_set():
-            visits.rounds += 1
-            if visits.rounds > self._limits.rounds:
-                raise InvalidAnswer(
-                    f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
-                    "the limit `rounds` if so many rounds are expected."
-                )
-        visits.news.clear()
-        for page in new:
-            visits.visited.add(str(page.get("url")))
-            answer = await self._ask("page", "elicitation/create", {"message": error.message, **page, "mode": "url"})
-            if answer["action"] != "accept":
-                raise error
-        if new:
-            visits.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
-        return bool(new)
-
-    async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
-        """Wait until the user has finished on a page, or the pause before the next attempt is over.
-
-        Raises `error` if the time to visit the pages (`ask_seconds`) is over.
-        """
-        if asyncio.get_running_loop().time() >= visits.end:
-            raise error
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause(attempt)):
-                await visits.news.wait()
 
 
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
@@ -543,10 +498,7 @@ class ListPages:
         except _CursorRefused:
             if self._exchange.cache is not None:
                 await self._exchange.cache.drop(method)
-        try:
-            return await self._walk(method, type, items)
-        except _CursorRefused as refused:
-            raise refused.error from None
+        return await self._walk(method, type, items)
 
     async def _walk(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         found: list[Any] = []
@@ -557,7 +509,7 @@ class ListPages:
                 page, raw = await self._one(method, type, cursor)
             except RemoteError as error:
                 if cursor is not None and error.code == InvalidParams.code:
-                    raise _CursorRefused(error) from None
+                    raise _CursorRefused(error.code, error.message, error.data) from None
                 raise
             if cursor is not None or page.next_cursor is not None:  # a single page was checked when it was decoded
                 size, values = size + len(raw), values + values_in(raw)
@@ -575,24 +527,16 @@ class ListPages:
         `size` is the number of their bytes, and `values` the number of their JSON values. Together, the pages may be as
         large as one message.
         """
-        limits = self._limits
-        if size > limits.message_bytes:
-            most, limit = f"{limits.message_bytes} bytes", "message_bytes"
-        elif values > limits.json_values:
-            most, limit = f"{limits.json_values} values", "json_values"
-        else:
-            return
-        raise InvalidAnswer(
-            f"The pages of {method} have more than {most} together; raise the limit `{limit}`, or go page by page."
-        )
+        for count, limit in ((size, "message_bytes"), (values, "json_values")):
+            most: int = getattr(self._limits, limit)
+            if count > most:
+                raise InvalidAnswer(
+                    f"The pages of {method} exceed {most} together, the limit `{limit}`; raise it, or go page by page."
+                )
 
 
-class _CursorRefused(Exception):
-    """The server refused the cursor of a page. This module always handles this exception."""
-
-    def __init__(self, error: RemoteError) -> None:
-        super().__init__()
-        self.error = error
+class _CursorRefused(RemoteError):
+    """The server refused the cursor of a page."""
 
 
 MOST_VALUES = 100
@@ -608,20 +552,11 @@ class Suggestions:
         self._line = asyncio.Lock()  # serves waiting requests in their order
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order."""
-        check_timeout(timeout)
-        left = await self._turn(timeout)
-        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
-        found = result.completion
-        if len(found.values) > MOST_VALUES:
-            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
-        return found
+        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order.
 
-    async def _turn(self, timeout: float | None) -> float | None:
-        """Wait until the rate limit allows a request, and return the rest of `timeout`.
-
-        Raises RequestTimeout if that takes longer than `timeout`.
+        Raises RequestTimeout if the wait for the rate limit takes longer than `timeout`.
         """
+        check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
@@ -632,7 +567,12 @@ class Suggestions:
                 "`completions_per_second`. Ask when the user pauses, or raise the limit."
             ) from None
         end = limit.when()
-        return None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
+        left = None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
+        found = result.completion
+        if len(found.values) > MOST_VALUES:
+            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
+        return found
 
 
 def completion_params(
@@ -647,9 +587,8 @@ def completion_params(
         raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
     owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
     check_text(argument, value, owner)
-    texts = as_texts(arguments, owner)
     ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
     params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
-    if texts:
-        params["context"] = {"arguments": texts}
+    if arguments:
+        params["context"] = {"arguments": as_texts(arguments, owner)}
     return params

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Self
 
 import msgspec
 
@@ -36,14 +35,6 @@ from weft.types.interaction import SubscriptionFilter
 log = logging.getLogger("weft.client")
 
 
-class _Ask(Protocol):
-    """A function that sends a request, such as `Client.request`."""
-
-    async def __call__(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Send the request and return its result."""
-        ...
-
-
 class _Meta(msgspec.Struct):
     subscription_id: int | str | None = msgspec.field(name=SUBSCRIPTION_ID_KEY, default=None)
 
@@ -54,6 +45,7 @@ class _Params(msgspec.Struct):
     notifications: SubscriptionFilter | None = None
 
 
+_Ask = Callable[[str, Mapping[str, Any]], Awaitable[Any]]  # sends a request, such as `Client.request`
 _read = msgspec.json.Decoder(_Params).decode
 
 _LONGEST_URI = 8 * 1024  # characters in the URI of a changed resource, because many changes may wait in memory
@@ -84,7 +76,7 @@ class Subscriptions:
         self.limits = limits
         self._ask = ask
         self._facts = facts  # returns the server's capabilities
-        self._open: set[Listening] = set()
+        self.open: set[Listening] = set()  # they get notifications
 
     async def begin(self, plan: ListenPlan) -> None:
         """Send the requests that subscribe to resources. Raises UsageError if the server does not offer that."""
@@ -102,14 +94,6 @@ class Subscriptions:
         for method, params in steps:
             await self._ask(method, params)
 
-    def add(self, listening: Listening) -> None:
-        """Register an open `Listening`, so that it gets notifications."""
-        self._open.add(listening)
-
-    def discard(self, listening: Listening) -> None:
-        """Remove a `Listening` that has ended."""
-        self._open.discard(listening)
-
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
 
@@ -122,7 +106,7 @@ class Subscriptions:
         decoded = _read(params)
         stream = decoded.meta.subscription_id if decoded.meta is not None else None
         stream = origin if stream is None else stream
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is not None and stream is not None and listening.stream_id != stream:
                 continue
             if method == _ACKNOWLEDGED:
@@ -132,19 +116,19 @@ class Subscriptions:
 
     def reopened(self) -> None:
         """Notify all listeners on the standalone stream that the stream was lost and is open again."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
         """End all listeners on the standalone stream with an error, because the stream could not be opened again."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.end(failure)
 
     async def renewed(self) -> None:
         """Let all open `Listening` objects subscribe again, after a new negotiation."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             try:
                 await listening.subscribe_again()
             except WeftError as error:  # the other listeners continue
@@ -152,11 +136,11 @@ class Subscriptions:
 
     def is_wanted(self, uri: str) -> bool:
         """Return whether an open `Listening` has subscribed to the resource `uri`."""
-        return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self._open)
+        return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self.open)
 
     def close(self) -> None:
         """End all open `Listening` objects without an error."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             listening.end(None)
 
 
@@ -202,9 +186,7 @@ class Listening:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __aiter__(self) -> Self:
@@ -232,29 +214,20 @@ class Listening:
         if self._is_started or self._is_over:
             return
         self._is_started = True
-        subscriptions = self._subscriptions
-        subscriptions.add(self)
-        plan = subscriptions.link.era.listen(self.requested)
-        if plan.stream is None:
-            try:
-                await subscriptions.link.reopen_stream()
-                await subscriptions.begin(plan)
-            except BaseException:
-                self.end(None)
-                raise
-            return
-        self._task = subscriptions.link.spawn(self._keep(*plan.stream))
+        subscriptions, link = self._subscriptions, self._subscriptions.link
+        subscriptions.open.add(self)
+        plan = link.era.listen(self.requested)
         try:
-            async with asyncio.timeout(subscriptions.limits.request_seconds):
-                await self._ready.wait()
-        except TimeoutError:
-            await self.close()
-            raise RequestTimeout(
-                f"{subscriptions.link.transport.where} did not confirm the subscription in time."
-            ) from None
-        except asyncio.CancelledError:  # the caller cannot close the stream any more
+            if plan.stream is None:
+                await link.reopen_stream()
+                await subscriptions.begin(plan)
+                return
+            self._task = link.spawn(self._keep(*plan.stream))
+            await self._ready.wait()
+        except BaseException:
             self.end(None)
-            self._task.cancel()
+            if self._task is not None:  # the caller cannot close the stream any more
+                self._task.cancel()
             raise
         if self._failure is not None:
             raise self._failure
@@ -282,7 +255,7 @@ class Listening:
         if not self._is_over:
             self._is_over = True
             self._failure = failure
-            self._subscriptions.discard(self)
+            self._subscriptions.open.discard(self)
         self._news.set()
         self._ready.set()
 
