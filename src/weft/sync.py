@@ -26,19 +26,18 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import urlsplit
 
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
-from weft.client.client import check_clients, joined_name
+from weft.client.client import joined_name
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
-    from weft.client.connection.connection import ProgressCallback
+    from weft.client.client import Arguments, CallOptions
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.results import Change, ToolResult
@@ -267,9 +266,7 @@ class Client:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -321,31 +318,12 @@ class Client:
 
     @overload
     def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: None = None,
-        raise_on_error: bool = False,
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: None = None, **options: Unpack[CallOptions]
     ) -> ToolResult: ...
 
     @overload
     def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: type[R],
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: type[R], **options: Unpack[CallOptions]
     ) -> R: ...
 
     @functools.wraps(AsyncClient.call_tool, assigned=())
@@ -401,9 +379,7 @@ class Listening:
         self._wait_for(self._listening.start())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Change]:
@@ -452,7 +428,6 @@ def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})
     """
-    check_clients(clients, Client)
     found = [
         JoinedTool(joined_name(key, tool), tool, client)
         for key, client in clients.items()

@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec import UNSET
@@ -30,7 +29,6 @@ from weft.client.argument_checks import (
     as_texts,
     check_limits,
     explain_arguments,
-    kind_of,
     not_connected,
     read_extensions,
     read_level,
@@ -101,25 +99,56 @@ class ConnectLock:
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
         self._is_ending = False  # True while `_end` runs
-        self.turn = asyncio.Lock()
-        self.changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
+        self._turn = asyncio.Lock()
+        self._changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
         self.closings = 0  # number of closes so far; a change that began before the latest close is interrupted
 
-    def change(self) -> _Change:
-        """Return a context manager that holds the lock. Raises ConnectionFailed if the client is closed meanwhile."""
-        return _Change(self)
+    @asynccontextmanager
+    async def change(self) -> AsyncGenerator[None]:
+        """Hold the lock during an `async with` block.
+
+        `close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other code
+        cancels the task, the block raises CancelledError as usual.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        closings, cancelling = self.closings, task.cancelling()  # cancellations that other code had requested before
+        async with self._turn:
+            if self.closings != closings:
+                raise closed()
+            self._changing = task
+            try:
+                yield
+            except BaseException as error:
+                was_closed = await self._has_closed(task, closings)
+                is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= cancelling
+                if was_closed and (is_ours or isinstance(error, WeftError)):
+                    raise closed() from None
+                raise
+            if await self._has_closed(task, closings):
+                raise closed()
+
+    async def _has_closed(self, task: asyncio.Task[Any], closings: int) -> bool:
+        """End the connection if the client was closed since there were `closings` closes. Return whether it was."""
+        if self._changing is None:
+            task.uncancel()  # because `close` has cancelled this task
+        self._changing = None
+        if self.closings == closings:
+            return False
+        await self.end()
+        return True
 
     async def close(self) -> None:
         """Cancel the task that holds the lock, and end the connection."""
         self.closings += 1
-        here, changing = asyncio.current_task(), self.changing
+        here, changing = asyncio.current_task(), self._changing
         assert here is not None
         if self._is_ending and here.cancelling():
             return  # the task that ends the connection waits for this one
         if changing is not None:
-            self.changing = None
+            self._changing = None
             changing.cancel()  # can be the current task, if a function called while connecting closes the client
-        async with self.turn:
+        async with self._turn:
             await self.end()
 
     async def end(self) -> None:
@@ -131,44 +160,18 @@ class ConnectLock:
             self._is_ending = False
 
 
-class _Change:
-    """A context manager that holds a `ConnectLock` during one `async with` block.
+Arguments: TypeAlias = Mapping[str, Any] | None
 
-    `ConnectLock.close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other
-    code cancels the task, the block raises CancelledError as usual.
-    """
 
-    def __init__(self, life: ConnectLock) -> None:
-        self._life = life
+class CallOptions(TypedDict, total=False):
+    """The options of `call_tool`, for its overloads."""
 
-    async def __aenter__(self) -> None:
-        life, task = self._life, asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()  # cancellations that other code had requested before
-        self._closings = life.closings
-        await life.turn.acquire()
-        if life.closings != self._closings:
-            life.turn.release()
-            raise closed()
-        life.changing = task
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        life, task = self._life, self._task
-        if life.changing is None:
-            task.uncancel()  # because `ConnectLock.close` has cancelled this task
-        life.changing = None
-        try:
-            if life.closings == self._closings:
-                return
-            await life.end()
-        finally:
-            life.turn.release()
-        is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= self._cancelling
-        if error is None or isinstance(error, WeftError) or is_ours:
-            raise closed() from None
+    raise_on_error: bool
+    timeout: float | None
+    progress: ProgressCallback | None
+    meta: Mapping[str, Any] | None
+    answers: Mapping[str, Any] | None
+    state: str | None
 
 
 _memory = Memory()  # which era each server speaks, for all clients of this process
@@ -269,9 +272,7 @@ class Client:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
@@ -439,31 +440,12 @@ class Client:
 
     @overload
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: None = None,
-        raise_on_error: bool = False,
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: None = None, **options: Unpack[CallOptions]
     ) -> ToolResult: ...
 
     @overload
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: type[T],
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: type[T], **options: Unpack[CallOptions]
     ) -> T: ...
 
     @explain_arguments
@@ -724,7 +706,6 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
     """
-    check_clients(clients, Client)
     found = [
         JoinedTool(joined_name(key, tool), tool, client)
         for key, client in clients.items()
@@ -734,29 +715,13 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """Return the unique name of a tool: the key of its client, `__`, the tool's name."""
-    return f"{key}{_BETWEEN}{tool.name}"
+    """Return the unique name of a tool: the key of its client, `__`, the tool's name. Raises UsageError for a bad key.
 
-
-def check_clients(clients: Any, kind: type) -> None:
-    """Raise UsageError unless `clients` is a dict of names to clients of the class `kind`.
-
-    The names of the tools begin with these names. So a name must consist of letters and digits, with single "_", "-"
-    or "." between them.
+    A key must consist of letters and digits, with single "_", "-" or "." between them.
     """
-    if not isinstance(clients, Mapping):
+    if not _KEY.fullmatch(key):
         raise UsageError(
-            f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "
-            "{'flights': flights, 'hotels': hotels}."
+            f"The server name {key[:100]!r} cannot begin the names of tools; use letters and digits, with single '_', "
+            "'-' or '.' between them."
         )
-    for key, client in cast("Mapping[Any, Any]", clients).items():
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise UsageError(
-                f"The server name {str(key)[:100]!r} cannot begin the names of tools; use letters and digits, with "
-                "single '_', '-' or '.' between them."
-            )
-        if not isinstance(client, kind):
-            raise UsageError(
-                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.join_tools` "
-                "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
-            )
+    return f"{key}{_BETWEEN}{tool.name}"
