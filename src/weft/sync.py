@@ -58,8 +58,10 @@ _END_SECONDS = 15.0  # how long to wait until the client is closed and its threa
 class _LoopThread:
     """An event loop that runs in a daemon thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._last = last  # called and awaited at the end
         self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()  # set when the loop is to end
         self._lock = threading.Lock()  # prevents that work is given to a loop that has ended
         self.is_over = False  # the loop has ended
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
@@ -90,45 +92,29 @@ class _LoopThread:
             future.cancel()
             raise
 
-    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the coroutine of `last`, stop the loop, and wait until its thread has ended.
+    def end(self) -> None:
+        """End the loop, and wait until its thread has ended.
 
         A call in the loop's own thread, for example by a finalizer, does not wait.
         """
         with self._lock:
             if self.is_over or not self._thread.is_alive():
                 return
-            asyncio.run_coroutine_threadsafe(self._ending(last()), self._loop)
+            self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_SECONDS)
 
-    async def _ending(self, last: Coroutine[Any, Any, None]) -> None:
-        try:
-            await last
-        finally:
-            self._loop.stop()
-
     def _main(self) -> None:
-        loop = self._loop
-        try:
-            loop.run_forever()
-            with self._lock:
-                self.is_over = True
-            loop.run_until_complete(_cancel_all())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels all tasks at its end
+            runner.run(self._wait())
 
-
-async def _cancel_all() -> None:
-    while True:
+    async def _wait(self) -> None:
+        await self._stop.wait()
+        with suppress(Exception):
+            await self._last()
+        with self._lock:
+            self.is_over = True
         await asyncio.sleep(0)  # lets coroutines start that were given to the loop at the last moment
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if not left:
-            return
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _result(future: Future[R]) -> R:
@@ -226,8 +212,8 @@ class Client:
             raise
         with self._starting:
             if self._thread is None:
-                self._thread = _LoopThread()
-                self._finalizer = weakref.finalize(self, self._thread.end, self._asynchronous.close)
+                self._thread = _LoopThread(self._asynchronous.close)
+                self._finalizer = weakref.finalize(self, self._thread.end)
         return self._thread.run(work)
 
     def _check_loop(self) -> None:

@@ -87,8 +87,6 @@ def test_what_a_client_cannot_be_given(target: Any, options: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ("x", "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
-        ({"X": 5}, "headers= has something of the type 'int' at 'X'; names and values are text."),
         ({"a b": "s3cret"}, "headers= has the header 'a b', which cannot be sent; remove newlines"),
         ({"X": "s3cret\n"}, "headers= has the header 'X', which cannot be sent; remove newlines"),
     ],

@@ -18,7 +18,8 @@ import random
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from weft.client.argument_checks import check_function, other_loop
@@ -120,19 +121,6 @@ class Clock:
     to think. When the deadline passes, the clock cancels the task that waits for the request. That task can then call
     `has_run_out` to find out why it was cancelled.
     """
-
-    __slots__ = (
-        "_cancelling",
-        "_clocks",
-        "_end",
-        "_holds",
-        "_is_over",
-        "_task",
-        "deadline",
-        "failure",
-        "queue",
-        "seconds",
-    )
 
     def __init__(
         self,
@@ -374,34 +362,21 @@ class Functions:
             raise UsageError(
                 f"{_MAX_THREADS} functions that answer questions are still running; make them return sooner."
             )
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if answer.done():  # the waiting task was cancelled
-                return
-            if error is None:
-                answer.set_result(value)
-            else:
-                answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        context, answer = contextvars.copy_context(), Future[Any]()
+        answer.set_running_or_notify_cancel()  # so that a task that stops waiting does not cancel it
 
         def run() -> None:
-            value: Any = None
-            failure: BaseException | None = None
             try:
-                value = context.run(function, *args)
-            except StopIteration as error:
-                failure = RuntimeError(f"raised {error!r}")  # because a Future cannot hold a StopIteration
+                settle = partial(answer.set_result, context.run(function, *args))
             except BaseException as error:  # noqa: BLE001 - passed to the event loop, where it is logged
-                failure = error
+                can_pass = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                settle = partial(answer.set_exception, error if can_pass else RuntimeError(f"raised {error!r}"))
             self._room.release()
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(settle, value, failure)
+            settle()
 
         try:
             threading.Thread(target=run, name="weft-answer", daemon=True).start()
         except RuntimeError:  # the system has no thread left
             self._room.release()
             raise
-        return await answer
+        return await asyncio.wrap_future(answer)
