@@ -72,7 +72,7 @@ async def test_arguments_that_are_no_json_are_named(arguments: Any, place: str) 
         (Server("x"), {"log_level": "warn"}, "The log level cannot be 'warn'; use one of 'debug', 'info', 'notice', "),
         (Server("x"), {"log_level": 5}, "The log level cannot be '5'; use one of 'debug', "),
         (NOBODY, {"auth": "Bearer s3cret"}, "The token begins with 'Bearer '; leave that out, because it is added to"),
-        (Server, {}, "A client was given the class Server; give it an instance of it."),
+        (Server, {}, "A client was given the class 'Server', which is not a server. Give a Server (wi"),
         (["a 'b'"], {"auth": "x"}, """auth= is for servers at a URL; the command `'a '"'"'b'"'"''` gets credentials"""),
     ],
 )

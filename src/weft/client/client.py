@@ -41,7 +41,6 @@ from weft.client.connection.negotiate import Memory, Negotiator, eras_for, expla
 from weft.client.connection.transport import NO_HEADERS, Refused
 from weft.client.handlers import (
     ConfirmFunction,
-    Confirming,
     FormFunction,
     LogFunction,
     RootsFunction,
@@ -236,10 +235,10 @@ class Client:
             sample=sample,
             sample_with_tools=sample_with_tools,
             roots=roots,
+            confirm=confirm,
             log=on_log,
             limits=limits,
         )
-        self._confirming = None if confirm is None else Confirming(confirm)
         declared = read_extensions(extensions)
         if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
@@ -474,8 +473,8 @@ class Client:
         """
         self._connected()
         given = arguments or {}
-        if self._confirming is not None:
-            given = await self._confirming.agreed(name, given, self._handlers.server)
+        if self._handlers.confirm is not None:
+            given = await self._handlers.agreed(self._handlers.confirm, name, given)
         params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
         try:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)

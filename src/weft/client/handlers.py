@@ -61,7 +61,7 @@ from weft.types.lifecycle import (
     SamplingCapability,
 )
 
-_own_log = logging.getLogger("weft.client.handlers")
+_log = logging.getLogger("weft.client.handlers")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]
 UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
@@ -71,6 +71,18 @@ LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
 
 USER_REJECTED = -1  # error code for a refused sampling request
 _MAX_LOGS = 1000  # log messages that wait for an async function; if there are more, the oldest are dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
+    server: str
+
+
+ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
 
 
 class ServerRequestHandlers:
@@ -89,42 +101,45 @@ class ServerRequestHandlers:
         sample: SampleFunction | None = None,
         sample_with_tools: SampleFunction | None = None,
         roots: Iterable[RootLike] | RootsFunction | None = None,
+        confirm: ConfirmFunction | None = None,
         log: LogFunction | None = None,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
-        self._seldom = Seldom(_own_log)  # rate-limited, because the server can cause these log lines at will
-        given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
-        for option, function in given.items():
+        self._seldom = Seldom(_log)  # rate-limited, because the server can cause these log lines at will
+        functions: dict[str, Any] = {
+            "elicit(question)": elicit,
+            "elicit_url(question)": elicit_url,
+            "sample(question)": sample,
+            "sample_with_tools(question)": sample_with_tools,
+            "roots()": roots if callable(roots) else None,
+            "confirm(call)": confirm,
+        }
+        for form, function in functions.items():
             if function is not None:
-                check_function(function, f"{option}(question)")
-        if callable(roots):
-            check_function(roots, "roots()")
+                check_function(function, form)
         self._elicit = elicit
         self._elicit_url = elicit_url
         self._sample = sample or sample_with_tools
         self._sample_with_tools = sample_with_tools
         self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self._log = queue_for(log, _MAX_LOGS, "on_log(message)")
+        self.confirm = confirm
+        self._logs = queue_for(log, _MAX_LOGS, "on_log(message)")
         self.server = ""  # name and place of the server, shown with questions; set after the negotiation
-        self.capabilities = self._declared()  # capabilities of both eras; each era sends only its own
+        elicitation = ElicitationCapability({} if elicit else None, {} if elicit_url else None)
+        self.capabilities = ClientCapabilities(  # of both eras; each era sends only its own
+            roots=None if roots is None else RootsCapability(list_changed=True),
+            sampling=SamplingCapability(tools={} if sample_with_tools else None) if self._sample else None,
+            elicitation=elicitation if elicit or elicit_url else None,
+        )
         self._call = Functions().call
         self._limits = limits
         self._allowance = Allowance(limits.asks_per_minute, 60.0)
-        self._answers = {
-            "elicitation/create": (elicit or elicit_url, self._answer_elicitation),
-            "sampling/createMessage": (self._sample, self._answer_sampling),
-            "roots/list": (self._roots is not None, self._answer_roots),
+        answers: dict[str, tuple[object, Callable[[Any], Awaitable[dict[str, Any]]]]] = {
+            "elicitation/create": (self.capabilities.elicitation, self._answer_elicitation),
+            "sampling/createMessage": (self.capabilities.sampling, self._answer_sampling),
+            "roots/list": (self.capabilities.roots, self._answer_roots),
         }
-
-    def _declared(self) -> ClientCapabilities:
-        has_form, has_url = self._elicit is not None, self._elicit_url is not None
-        elicitation = ElicitationCapability({} if has_form else None, {} if has_url else None)
-        sampling = SamplingCapability(tools={} if self._sample_with_tools else None)
-        return ClientCapabilities(
-            roots=None if self._roots is None else RootsCapability(list_changed=True),
-            sampling=sampling if self._sample else None,
-            elicitation=elicitation if has_form or has_url else None,
-        )
+        self._answers = {method: answer for method, (declared, answer) in answers.items() if declared is not None}
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
         """Return the result for one request of the server. `params` are a mapping or raw JSON.
@@ -133,8 +148,7 @@ class ServerRequestHandlers:
         -32602 if the question breaks the rules, and -1 if the program refuses to sample. It is -32603 if the server
         asks too often, if the program's function fails, or if its answer cannot be sent.
         """
-        has_function, answer = self._answers.get(method, (None, None))
-        if not has_function or answer is None:
+        if (answer := self._answers.get(method)) is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
         if self._allowance.wait():
             raise InternalError(
@@ -156,19 +170,33 @@ class ServerRequestHandlers:
 
     def receive(self, method: str, params: Any = None) -> None:
         """Call the program's function `log` if the notification is a log message. Ignore other notifications."""
-        if method != "notifications/message" or self._log is None:
+        if method != "notifications/message" or self._logs is None:
             return
         try:
             message = read_params(params, LogMessageParams, method)
         except InvalidParams:
-            _own_log.debug("The server sent an invalid log message.")
+            _log.debug("The server sent an invalid log message.")
         else:
-            self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
+            self._logs.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
         """Cancel the running call of the program's function `log`, and drop the log messages that wait for it."""
-        if self._log is not None:
-            await self._log.stop()
+        if self._logs is not None:
+            await self._logs.stop()
+
+    async def agreed(self, confirm: ConfirmFunction, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask `confirm` about a tool call, whatever the server says about the tool. Return the arguments to send.
+
+        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
+        function returns anything but True.
+        """
+        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
+        if await self._call(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
+            _log.info("The call of the tool %r of %s was declined.", name, self.server)
+            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
+        _log.info("The call of the tool %r of %s was confirmed.", name, self.server)
+        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
+        return confirmed
 
     # --- elicitation
 
@@ -264,45 +292,6 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
     if extensions:
         options.append(f"`extensions={extensions}`")
     return " and ".join(options)
-
-
-log = logging.getLogger("weft.client.handlers")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
-    server: str
-
-
-ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
-
-
-class Confirming:
-    """Asks the function `confirm=` before every tool call, whatever the server's annotations say about the tool."""
-
-    def __init__(self, function: ConfirmFunction) -> None:
-        check_function(function, "confirm(call)")
-        self._function = function
-        self._functions = Functions()
-
-    async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Ask the function about a call, and return the arguments to send.
-
-        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
-        function returns anything but True.
-        """
-        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
-        shown = ToolCall(name, msgspec.json.decode(as_sent), server)
-        if await self._functions.call(self._function, shown) is not True:
-            log.info("The call of the tool %r of %s was declined.", name, server)
-            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
-        log.info("The call of the tool %r of %s was confirmed.", name, server)
-        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
-        return confirmed
 
 
 @dataclass(frozen=True, slots=True)
