@@ -345,21 +345,16 @@ class Client:
         return Listening(self._asynchronous.listen(*args, **kwargs), self._wait_for, lambda: self._is_closed)
 
 
+@dataclass(eq=False, repr=False)
 class Listening:
     """An iterator over the changes of a server.
 
     `with` waits until the server has accepted the subscription. At its end, the subscription is ended.
     """
 
-    def __init__(
-        self,
-        listening: AsyncListening,
-        wait_for: Callable[[Coroutine[Any, Any, Any]], Any],
-        is_closed: Callable[[], bool],
-    ) -> None:
-        self._listening = listening
-        self._wait_for = wait_for
-        self._is_closed = is_closed  # returns whether the client is closed
+    _listening: AsyncListening
+    _wait_for: Callable[[Coroutine[Any, Any, Any]], Any]
+    _is_closed: Callable[[], bool]  # returns whether the client is closed
 
     def __enter__(self) -> Self:
         self._wait_for(self._listening.start())

@@ -228,7 +228,7 @@ async def test_what_was_agreed_on_before_a_close_is_not_agreed_on_again_after_it
     server = FakePipe(lambda pipe, message: pipe.answer(message, DISCOVERED))
     client = Client(server)
     await client.connect()
-    renew, generation = client._exchange._renew, client._connected().generation
+    renew, generation = client._exchange.renew, client._connected().generation
     await client.close()
     async with client:
         with pytest.raises(ConnectionFailed) as caught:

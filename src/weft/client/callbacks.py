@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,7 @@ class StreamWatchdog:
         return now + max(self._seconds, 3.0 * self._longest) if self._is_kept_alive else None
 
 
+@dataclass(slots=True, eq=False)
 class Clock:
     """The deadline of a request. Each progress message moves the deadline, but never beyond a hard maximum.
 
@@ -122,36 +124,27 @@ class Clock:
     `has_run_out` to find out why it was cancelled.
     """
 
-    def __init__(
-        self,
-        clocks: Clocks,
-        task: asyncio.Task[Any],
-        now: float,
-        seconds: float,
-        most: float,
-        queue: CallbackQueue | None,
-    ) -> None:
-        self._task = task
-        self._cancelling = task.cancelling()  # cancellations that other code had requested before
-        self._clocks = clocks
-        self.seconds = seconds  # how long the request may take without progress
-        self._end = now + most  # the hard maximum
-        self._holds = 0  # questions of the server that are being answered for this request
-        self._is_over = False  # True once the clock has cancelled the task
-        self.deadline = now + min(seconds, most)
-        self.queue = queue  # calls the program's function for progress; None if there is none
-        self.failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
+    clocks: Clocks
+    task: asyncio.Task[Any]
+    cancelling: int  # cancellations of the task that other code had requested before
+    seconds: float  # how long the request may take without progress
+    end: float  # the hard maximum
+    deadline: float
+    queue: CallbackQueue | None  # calls the program's function for progress; None if there is none
+    failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
+    _holds: int = 0  # questions of the server that are being answered for this request
+    _is_over: bool = False  # True once the clock has cancelled the task
 
     def wind(self) -> None:
         """Move the deadline, because there was progress."""
         if self._holds == 0:
-            self.deadline = min(self._clocks.now() + self.seconds, self._end)
-            self._clocks.expect(self.deadline)
+            self.deadline = min(self.clocks.now() + self.seconds, self.end)
+            self.clocks.expect(self.deadline)
 
     def hold(self) -> None:
         """Pause the deadline while the client answers a question of the server. The hard maximum still counts."""
         self._holds += 1
-        self.deadline = self._end
+        self.deadline = self.end
 
     def release(self) -> None:
         """Set the deadline again after a pause."""
@@ -161,23 +154,18 @@ class Clock:
     @property
     def is_at_its_end(self) -> bool:
         """Whether the deadline is the hard maximum."""
-        return self.deadline >= self._end
+        return self.deadline >= self.end
 
-    def ring(self) -> None:
-        """Cancel the task that waits for the request."""
+    def fail(self, failure: WeftError | None = None) -> None:
+        """Cancel the task that waits for the request. The request then raises `failure`, or else RequestTimeout."""
         if not self._is_over:
             self._is_over = True
-            self._task.cancel()
-
-    def fail(self, failure: WeftError) -> None:
-        """Cancel the task that waits for the request. The request then raises `failure`."""
-        if not self._is_over:
             self.failure = failure
-            self.ring()
+            self.task.cancel()
 
     def has_run_out(self) -> bool:
         """Return whether this clock, and no other code, cancelled the task. Call it once, after the CancelledError."""
-        return self._is_over and self._task.uncancel() <= self._cancelling
+        return self._is_over and self.task.uncancel() <= self.cancelling
 
 
 class Clocks:
@@ -198,7 +186,9 @@ class Clocks:
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
-        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, queue)
+        now = self._loop.time()
+        clock = Clock(self, task, task.cancelling(), seconds, now + most, now + min(seconds, most), queue)
+        self._running[request_id] = clock
         if clock.deadline < self._next:
             self.expect(clock.deadline)
         return clock
@@ -242,7 +232,7 @@ class Clocks:
         self._timer, self._next = None, math.inf
         for clock in self.all():
             if clock.deadline <= now:
-                clock.ring()
+                clock.fail()
         if left := [clock.deadline for clock in self._running.values() if clock.deadline > now]:
             self.expect(min(left))
 

@@ -312,7 +312,7 @@ class Client:
         if self._cache is not None:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
-        self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
+        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
@@ -425,17 +425,18 @@ class Client:
     async def list_tools(self) -> list[Tool]:
         """Return all tools of the server. A tool with invalid header annotations is left out."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
-        return self._learn(tools, self._toolbox.learn_all)
+        return self._toolbox.learn(tools, mirrors=self._mirrors(), is_complete=True)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
         """Return one page of tools. Pass its `next_cursor` as `cursor` to get the next page."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
-        page.tools = self._learn(page.tools, self._toolbox.learn)
+        page.tools = self._toolbox.learn(page.tools, mirrors=self._mirrors())
         return page
 
-    def _learn(self, tools: list[Tool], learn: Callable[..., list[Tool]]) -> list[Tool]:
+    def _mirrors(self) -> bool:
+        """Return whether arguments of tools are repeated in HTTP headers."""
         link = self._connected()
-        return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
+        return link.era.mirrors_params and link.transport.stream_per_request
 
     @overload
     async def call_tool(

@@ -24,7 +24,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -175,20 +175,20 @@ class ResponseCache:
         return self._changed.get(method, 0) > mark
 
 
+@dataclass(eq=False)
 class CacheView:
     """The part of a cache for one server and one authorization."""
 
-    def __init__(self, cache: ResponseCache, server: str, partition: str) -> None:
-        self._cache = cache
-        self._server = server
-        self._partition = partition
-        # Params of changed entries that are still in the store, by method. An empty set stands for all entries.
-        self._stale: dict[str, set[bytes]] = {}
-        self._is_dropping = False  # True while `drop_stale` runs
+    cache: ResponseCache
+    server: str
+    partition: str
+    # Params of changed entries that are still in the store, by method. An empty set stands for all entries.
+    _stale: dict[str, set[bytes]] = field(default_factory=dict[str, set[bytes]])
+    _is_dropping: bool = False  # True while `drop_stale` runs
 
     def mark(self) -> int:
         """Return a mark for `put`. Call this before a request is sent, so that `put` can notice changes since then."""
-        return self._cache.changes
+        return self.cache.changes
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
         """Return the cached result for a request, or None if there is no fresh one."""
@@ -197,29 +197,29 @@ class CacheView:
             return None
         with _spared():
             partition = await self._scope(key)
-            entry = None if partition is _NOWHERE else await self._cache.store.get(key._replace(partition=partition))
-            return entry.result if entry is not None and self._cache.clock() < entry.fresh_until else None
+            entry = None if partition is _NOWHERE else await self.cache.store.get(key._replace(partition=partition))
+            return entry.result if entry is not None and self.cache.clock() < entry.fresh_until else None
         return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
         """Store a result, if the server allows caching and no change was noted since `mark()` returned `mark`."""
         key = self._key(method, params)
-        if key is None or self._cache.has_changed(method, mark):
+        if key is None or self.cache.has_changed(method, mark):
             return
         seconds, is_public = _hints(result)
         if seconds <= 0:
             return
-        partition = None if is_public else self._partition
+        partition = None if is_public else self.partition
         with _spared():
             held = await self._scope(key)
             if key.cursor is not None and held != partition:
                 return  # the first page has another scope, or is not in the store
             if held not in (_NOWHERE, partition):  # the scope of the list has changed, so drop its pages
-                await self._cache.store.drop(self._server, method, {key.params})
-            fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
-            await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
-            if self._cache.has_changed(method, mark):  # there was a change while the store was busy
-                await self._cache.store.drop(self._server, method, {key.params})
+                await self.cache.store.drop(self.server, method, {key.params})
+            fresh_until = self.cache.clock() + min(seconds, self.cache.max_seconds)
+            await self.cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
+            if self.cache.has_changed(method, mark):  # there was a change while the store was busy
+                await self.cache.store.drop(self.server, method, {key.params})
 
     def receive(self, method: str, params: bytes) -> bool:
         """Mark the entries that a notification of a change concerns as stale. Ignore other notifications.
@@ -228,7 +228,7 @@ class CacheView:
         drops these entries, too.
         """
         for stale in _CHANGES.get(method, ()):
-            self._cache.note_change(stale)
+            self.cache.note_change(stale)
             changed = _with_parents(params) if stale == _READ else set[bytes]()
             waiting = self._stale.setdefault(stale, changed)
             if waiting:
@@ -249,20 +249,20 @@ class CacheView:
 
     async def drop(self, method: str) -> None:
         """Drop all entries of a method, for example because a cursor was refused."""
-        self._cache.note_change(method)
+        self.cache.note_change(method)
         await self._drop(method)
 
     async def _drop(self, method: str, params: Collection[bytes] | None = None) -> None:
         with _spared():
-            await self._cache.store.drop(self._server, method, params)
+            await self.cache.store.drop(self.server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
         """Return the partition that has the result. For a page of a list, return the partition that has the first page.
 
         The private partition is searched first, then the public one (None). Returns `_NOWHERE` if it is in neither.
         """
-        for partition in (self._partition, None):
-            if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
+        for partition in (self.partition, None):
+            if await self.cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
                 return partition
         return _NOWHERE
 
@@ -275,7 +275,7 @@ class CacheView:
             canonical = _canonical(given)
         except (TypeError, ValueError, RecursionError):
             return None  # the request cannot be sent either, and raises an error then
-        return CacheKey(self._server, self._partition, method, canonical, given.get("cursor"))
+        return CacheKey(self.server, self.partition, method, canonical, given.get("cursor"))
 
 
 @contextmanager
@@ -391,18 +391,11 @@ class Toolbox:
         self.is_complete = False  # the whole list was fetched, or tried, since the last change
         self._logged: set[str] = set()  # tools that the log mentions as left out
 
-    def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Remember the tools of a complete list, and forget all others. Return the usable tools, as `learn` does."""
-        usable = self.learn(tools, mirrors=mirrors)
-        listed = {tool.name for tool in usable}
-        self._known = {name: known for name, known in self._known.items() if name in listed}
-        self.is_complete = True
-        return usable
+    def learn(self, tools: Iterable[Tool], *, mirrors: bool, is_complete: bool = False) -> list[Tool]:
+        """Remember tools, and return those that can be used.
 
-    def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Remember the tools of one page, and return those that can be used.
-
-        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out.
+        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out. If the
+        list of tools `is_complete`, all other tools are forgotten.
         """
         usable: list[Tool] = []
         for tool in tools:
@@ -418,6 +411,10 @@ class Toolbox:
             if known is None or known.mirrors != found or known.output_schema != tool.output_schema:
                 self._known[tool.name] = _Known(found, tool.output_schema)
             usable.append(tool)
+        if is_complete:
+            listed = {tool.name for tool in usable}
+            self._known = {name: known for name, known in self._known.items() if name in listed}
+            self.is_complete = True
         return usable
 
     def forget(self) -> None:

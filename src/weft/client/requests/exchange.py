@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -85,24 +86,18 @@ _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
 _decoders: dict[type[Result], Any] = {}
 
 
+@dataclass(eq=False)
 class Exchange:
     """Makes requests on one connection."""
 
-    def __init__(
-        self,
-        link: ClientConnection,
-        handlers: RequestHandlers,
-        limits: ClientLimits,
-        *,
-        renew: Callable[[int], Awaitable[None]],
-        cache: CacheView | None,
-    ) -> None:
-        self._link = link
-        self._handlers = handlers
-        self._limits = limits
-        self._renew = renew  # negotiates again, unless that was done since the given generation
-        self.cache = cache
-        self.page_visits = UrlElicitationRetry(link, limits, self._answer)
+    link: ClientConnection
+    handlers: RequestHandlers
+    limits: ClientLimits
+    renew: Callable[[int], Awaitable[None]]  # negotiates again, unless that was done since the given generation
+    cache: CacheView | None
+
+    def __post_init__(self) -> None:
+        self.page_visits = UrlElicitationRetry(self.link, self.limits, self._answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Send a request, answer the server's questions, and return the decoded result."""
@@ -128,7 +123,7 @@ class Exchange:
     ) -> T:
         given: Mapping[str, Any] = params
         try:
-            for _ in range(self._limits.rounds + 1):
+            for _ in range(self.limits.rounds + 1):
                 result = read(await self._fetch(method, given, options), type, method)
                 if not isinstance(result, InputRequiredResult):
                     return result
@@ -139,7 +134,7 @@ class Exchange:
         except WeftError as error:
             trim_traceback(error)
             raise
-        raise too_many_rounds(self._link, self._limits, f"asked, and did not answer {method},")
+        raise too_many_rounds(self.link, self.limits, f"asked, and did not answer {method},")
 
     # --- one round
 
@@ -165,7 +160,7 @@ class Exchange:
         only reads. Raises ConnectionFailed if the session ended after the server had accepted the request, unless the
         request only reads.
         """
-        link = self._link
+        link = self.link
         if link.settling is not None:
             await link.settling.wait()
         era, generation = link.era, link.generation
@@ -188,7 +183,7 @@ class Exchange:
                 raise
             log.debug("%s is sent again: %s", method, error)
             return await self._again(method, params, options)
-        await self._renew(generation)
+        await self.renew(generation)
         if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
             raise session_gone(refused, method)
         return await self._again(method, params, options)
@@ -211,12 +206,12 @@ class Exchange:
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
             return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if options := options_for(data, self._handlers.capabilities):
+        if options := options_for(data, self.handlers.capabilities):
             return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
-        return self._link.roundtrip(
+        return self.link.roundtrip(
             method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
         )
 
@@ -232,7 +227,7 @@ class Exchange:
             raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
         more: dict[str, Any] = {}
         if requests is not None:
-            if len(requests) > self._limits.input_requests:
+            if len(requests) > self.limits.input_requests:
                 raise InvalidAnswer(
                     f"The server asks {len(requests)} questions at once, which is more than the limit `input_requests`."
                 )
@@ -248,8 +243,8 @@ class Exchange:
         if method not in _QUESTIONS:
             raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which the protocol forbids.")
         try:
-            async with asyncio.timeout(self._limits.ask_seconds):
-                return await self._handlers.answer(method, params or {})
+            async with asyncio.timeout(self.limits.ask_seconds):
+                return await self.handlers.answer(method, params or {})
         except ProtocolError as error:  # in rounds, no error can be sent to the server; the call just ends
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
@@ -349,17 +344,15 @@ class _Complete(msgspec.Struct, rename="camel"):
     elicitation_id: str
 
 
+@dataclass(eq=False)
 class UrlElicitationRetry:
     """Repeats requests that a server refuses until the user has visited web pages."""
 
-    def __init__(
-        self, link: ClientConnection, limits: ClientLimits, ask: Callable[[str, str, Any], Awaitable[Any]]
-    ) -> None:
-        self._link = link
-        self._limits = limits
-        self._ask = ask  # asks the user a question, given by its key, method and params
-        # By elicitation id: the event to set when the server reports that the user has finished on the page.
-        self._finished: dict[str, asyncio.Event] = {}
+    link: ClientConnection
+    limits: ClientLimits
+    ask: Callable[[str, str, Any], Awaitable[Any]]  # asks the user a question, given by its key, method and params
+    # By elicitation id: the event to set when the server reports that the user has finished on the page.
+    _finished: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
 
     def receive(self, method: str, params: bytes) -> None:
         """Handle the notification that the user has finished on a page. Other notifications are ignored."""
@@ -382,19 +375,19 @@ class UrlElicitationRetry:
             pages = self._pages(error)
             new = {str(page.get("url")): page for page in pages if str(page.get("url")) not in visited}
             rounds += 1 if new or finished.is_set() else 0
-            if rounds > self._limits.rounds:
-                raise too_many_rounds(self._link, self._limits, "named pages to visit")
+            if rounds > self.limits.rounds:
+                raise too_many_rounds(self.link, self.limits, "named pages to visit")
             finished.clear()
             ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
             self._finished.update(dict.fromkeys(ids, finished))
             try:
                 for page in new.values():
                     question = {"message": error.message, **page, "mode": "url"}
-                    if (await self._ask("page", "elicitation/create", question))["action"] != "accept":
+                    if (await self.ask("page", "elicitation/create", question))["action"] != "accept":
                         raise error
                 if new:
                     visited |= new.keys()
-                    attempt, end = 0, now() + self._limits.ask_seconds
+                    attempt, end = 0, now() + self.limits.ask_seconds
                 if now() >= end:
                     raise error
                 with contextlib.suppress(TimeoutError):
@@ -414,12 +407,12 @@ class UrlElicitationRetry:
 
         Raises InvalidAnswer if it names too many.
         """
-        pages = self._link.era.pages(error.code, error.data)
-        elicitation = self._link.capabilities.elicitation
+        pages = self.link.era.pages(error.code, error.data)
+        elicitation = self.link.capabilities.elicitation
         can_ask = elicitation is not None and elicitation.url is not None
         if not pages or not can_ask or not all(isinstance(page, dict) for page in pages):
             raise error
-        if len(pages) > self._limits.input_requests:
+        if len(pages) > self.limits.input_requests:
             raise InvalidAnswer(
                 f"The server names {len(pages)} pages at once, which is more than the limit `input_requests`."
             )
@@ -438,21 +431,15 @@ def means_no_list(error: RemoteError, cursor: str | None) -> bool:
     return cursor is None and error.code == MethodNotFound.code
 
 
+@dataclass(eq=False)
 class ListPages:
     """Fetches the lists of one server, page by page."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        limits: ClientLimits,
-        facts: Callable[[], ServerHello],
-        look_again: Callable[[ServerHello], Awaitable[None]],
-    ) -> None:
-        self._exchange = exchange
-        self._limits = limits
-        self._facts = facts
-        self._look_again = look_again
-        self._changed: set[str] = set()  # lists for which the server sent a change, so that it must have them
+    exchange: Exchange
+    limits: ClientLimits
+    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    look_again: Callable[[ServerHello], Awaitable[None]]  # asks the server for its capabilities again
+    _changed: set[str] = field(default_factory=set[str])  # lists for which a change was sent, so that they must exist
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
         """Return one page, with the `next_cursor` for the next. The page is empty if the server has no such list."""
@@ -464,7 +451,7 @@ class ListPages:
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
-                return await self._exchange.request_page(method, params, type, Options())
+                return await self.exchange.request_page(method, params, type, Options())
             except RemoteError as error:
                 if not means_no_list(error, cursor):
                     raise
@@ -482,9 +469,9 @@ class ListPages:
 
         If neither is the case, the server is asked for its capabilities again.
         """
-        facts = self._facts()
+        facts = self.facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
-            await self._look_again(facts)
+            await self.look_again(facts)
         return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
@@ -496,15 +483,15 @@ class ListPages:
         try:
             return await self._walk(method, type, items)
         except _CursorRefused:
-            if self._exchange.cache is not None:
-                await self._exchange.cache.drop(method)
+            if self.exchange.cache is not None:
+                await self.exchange.cache.drop(method)
         return await self._walk(method, type, items)
 
     async def _walk(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         found: list[Any] = []
         cursor: str | None = None
         size = values = 0
-        for _ in range(self._limits.pages):
+        for _ in range(self.limits.pages):
             try:
                 page, raw = await self._one(method, type, cursor)
             except RemoteError as error:
@@ -518,7 +505,7 @@ class ListPages:
             cursor = page.next_cursor
             if cursor is None:  # an empty cursor is a cursor, too
                 return found
-        most = self._limits.pages
+        most = self.limits.pages
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
@@ -528,7 +515,7 @@ class ListPages:
         large as one message.
         """
         for count, limit in ((size, "message_bytes"), (values, "json_values")):
-            most: int = getattr(self._limits, limit)
+            most: int = getattr(self.limits, limit)
             if count > most:
                 raise InvalidAnswer(
                     f"The pages of {method} exceed {most} together, the limit `{limit}`; raise it, or go page by page."

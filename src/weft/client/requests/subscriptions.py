@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import msgspec
@@ -45,7 +46,6 @@ class _Params(msgspec.Struct):
     notifications: SubscriptionFilter | None = None
 
 
-_Ask = Callable[[str, Mapping[str, Any]], Awaitable[Any]]  # sends a request, such as `Client.request`
 _read = msgspec.json.Decoder(_Params).decode
 
 _LONGEST_URI = 8 * 1024  # characters in the URI of a changed resource, because many changes may wait in memory
@@ -66,21 +66,19 @@ def filter_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) 
     )
 
 
+@dataclass(eq=False)
 class Subscriptions:
     """The open `Listening` objects of one connection."""
 
-    def __init__(
-        self, link: ClientConnection, limits: ClientLimits, ask: _Ask, facts: Callable[[], ServerHello]
-    ) -> None:
-        self.link = link
-        self.limits = limits
-        self._ask = ask
-        self._facts = facts  # returns the server's capabilities
-        self.open: set[Listening] = set()  # they get notifications
+    link: ClientConnection
+    limits: ClientLimits
+    ask: Callable[[str, Mapping[str, Any]], Awaitable[Any]]  # sends a request, such as `Client.request`
+    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    open: set[Listening] = field(default_factory=set["Listening"])
 
     async def begin(self, plan: ListenPlan) -> None:
         """Send the requests that subscribe to resources. Raises UsageError if the server does not offer that."""
-        resources = self._facts().capabilities.resources
+        resources = self.facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
                 f"{self.link.transport.where} accepts no subscriptions to resources: it did not declare "
@@ -92,7 +90,7 @@ class Subscriptions:
     async def ask_all(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Send requests, one after the other."""
         for method, params in steps:
-            await self._ask(method, params)
+            await self.ask(method, params)
 
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
