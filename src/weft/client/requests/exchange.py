@@ -18,7 +18,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from functools import cache, partial
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import convert
@@ -83,7 +84,7 @@ class Options(msgspec.Struct, frozen=True):
 
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
 _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
-_decoders: dict[type[Result], Any] = {}
+_Read: TypeAlias = Callable[[bytes, str], T | InputRequiredResult]  # decodes the result of the request of a method
 
 
 @dataclass(eq=False)
@@ -101,30 +102,23 @@ class Exchange:
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Send a request, answer the server's questions, and return the decoded result."""
-        return self._rounds(method, params, options, _read, type)
+        return self._rounds(method, params, options, partial(_read, type))
 
     def request_page(
         self, method: str, params: Mapping[str, Any], type: type[R], options: Options
     ) -> Awaitable[tuple[R, bytes]]:
         """Send a request, answer the server's questions, and return the decoded result and its bytes."""
-        return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
+        return self._rounds(method, params, options, partial(_read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
         """Send a request, answer the server's questions, and return the result as a dict."""
-        return self._rounds(method, params, options, _read_object, dict[str, Any])
+        return self._rounds(method, params, options, _read_object)
 
-    async def _rounds(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        options: Options,
-        read: Callable[[bytes, type[T], str], T | InputRequiredResult],
-        type: type[T],
-    ) -> T:
+    async def _rounds(self, method: str, params: Mapping[str, Any], options: Options, read: _Read[T]) -> T:
         given: Mapping[str, Any] = params
         try:
             for _ in range(self.limits.rounds + 1):
-                result = read(await self._fetch(method, given, options), type, method)
+                result = read(await self._fetch(method, given, options), method)
                 if not isinstance(result, InputRequiredResult):
                     return result
                 if options.is_manual:
@@ -169,14 +163,12 @@ class Exchange:
         except (Refused, RemoteError) as error:
             code, data = code_and_data(error)
             status = error.status if isinstance(error, Refused) else 200
-            failure = self._explained(error, method)
-            if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
-                return await self.page_visits.run(failure, lambda: self._again(method, params, options))
+            if not options.is_manual and era.pages(code, data) is not None:
+                failure = self._explained(error, method)
+                if isinstance(failure, RemoteError):
+                    return await self.page_visits.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
-                try:
-                    raise failure from None
-                finally:
-                    del failure  # breaks the reference cycle between the exception and this frame
+                raise self._explained(error, method) from None
             refused = error
         except ConnectionFailed as error:
             if method not in _REPEATABLE or not link.transport.stream_per_request:
@@ -222,21 +214,14 @@ class Exchange:
 
         Raises CannotAnswer if a question cannot be answered, and InvalidAnswer if the questions are invalid.
         """
-        requests = asked.input_requests
-        if requests is None and asked.request_state is None:
+        requests, state = asked.input_requests, asked.request_state
+        if requests is None and state is None:
             raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if state is None else {"requestState": state}
         if requests is not None:
-            if len(requests) > self.limits.input_requests:
-                raise InvalidAnswer(
-                    f"The server asks {len(requests)} questions at once, which is more than the limit `input_requests`."
-                )
-            answered = await _together(
-                [self._answer(key, request.method, request.params) for key, request in requests.items()]
-            )
-            more["inputResponses"] = dict(zip(requests, answered, strict=True))
-        if asked.request_state is not None:
-            more["requestState"] = asked.request_state
+            _check_number(len(requests), "asks", "questions", self.limits)
+            answers = [self._answer(key, request.method, request.params) for key, request in requests.items()]
+            more["inputResponses"] = dict(zip(requests, await _together(answers), strict=True))
         return more
 
     async def _answer(self, key: str, method: str, params: Any) -> Any:
@@ -249,6 +234,13 @@ class Exchange:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and got no answer in time.") from None
+
+
+def _check_number(number: int, verb: str, things: str, limits: ClientLimits) -> None:
+    if number > limits.input_requests:
+        raise InvalidAnswer(
+            f"The server {verb} {number} {things} at once, which is more than the limit `input_requests`."
+        )
 
 
 def too_many_rounds(link: ClientConnection, limits: ClientLimits, what: str) -> InvalidAnswer:
@@ -296,13 +288,15 @@ async def _together(questions: list[Any]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
+@cache
+def _decoder(type: type[Result]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type)
+
+
+def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
     """Decode a result of the expected type, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
-    decoder = _decoders.get(type)
-    if decoder is None:
-        decoder = _decoders[type] = msgspec.json.Decoder(type)
     try:
-        result: R = decoder.decode(raw)
+        result: R = _decoder(type).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             if (asked := _read_asks(raw)).result_type == _ASKS:
@@ -316,8 +310,8 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
     return _read_questions(raw)
 
 
-def _read_page(raw: bytes, type: Any, method: str) -> Any:
-    result = _read(raw, type, method)
+def _read_page(type: type[R], raw: bytes, method: str) -> tuple[R, bytes] | InputRequiredResult:
+    result = _read(type, raw, method)
     return result if isinstance(result, InputRequiredResult) else (result, bytes(raw))
 
 
@@ -328,7 +322,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
         raise InvalidAnswer(f"The server's questions cannot be read: {error}.") from None
 
 
-def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
+def _read_object(raw: bytes, method: str) -> dict[str, Any] | InputRequiredResult:
     """Decode a result as a dict, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
     try:
         result = _read_dict(raw)
@@ -412,10 +406,7 @@ class UrlElicitationRetry:
         can_ask = elicitation is not None and elicitation.url is not None
         if not pages or not can_ask or not all(isinstance(page, dict) for page in pages):
             raise error
-        if len(pages) > self.limits.input_requests:
-            raise InvalidAnswer(
-                f"The server names {len(pages)} pages at once, which is more than the limit `input_requests`."
-            )
+        _check_number(len(pages), "names", "pages", self.limits)
         return cast("list[Mapping[str, Any]]", pages)
 
 
