@@ -76,8 +76,7 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
-                "The client cannot be called in its own thread, in which functions for progress and log messages run; "
-                "call it later in another thread."
+                "The client cannot be called in its own thread, where progress and log functions run; use another one."
             )
         with self._lock:
             if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
@@ -127,11 +126,6 @@ class _LoopClient(AsyncClient):
     """The async client that does the work of a `Client`."""
 
     _opening = "with"
-
-    @property
-    def url(self) -> str | None:
-        """The URL of the server, or None if the target is not a URL."""
-        return self._url
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
@@ -196,7 +190,7 @@ class Client:
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._asynchronous = behind = _LoopClient(*args, **kwargs)
-        self._url = behind.url
+        self._url = behind._url  # pyright: ignore[reportPrivateUsage] - a class of this module
         # The last running event loop that was found not to serve the URL, so that it may be blocked.
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._thread: _LoopThread | None = None  # started by the first call
@@ -226,10 +220,8 @@ class Client:
             return
         if _is_served_by(loop, self._url):
             raise UsageError(
-                f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would "
-                "block it, so that the server could not answer. In async functions, use `async with "
-                "weft.Client(...)` and await its calls; or call weft.sync.Client in a thread, by `await "
-                "asyncio.to_thread(...)`."
+                f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would block "
+                "it. Use `async with weft.Client(...)`; or call weft.sync.Client by `await asyncio.to_thread(...)`."
             )
         self._harmless = weakref.ref(loop)
 

@@ -609,8 +609,7 @@ def test_a_client_that_is_taken_into_another_loop_says_so(verb: str) -> None:
     with pytest.raises(UsageError) as caught:
         asyncio.run(asyncio.wait_for(go_on(), 30))
     assert str(caught.value) == (
-        "The client was connected in another event loop; connect, use and close it within one asyncio.run(...), or use "
-        "weft.sync.Client."
+        "The client was connected in another event loop; use it within one asyncio.run(...), or use weft.sync.Client."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from weft.errors import RemoteError, UsageError, WeftError
+from weft.errors import UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
@@ -53,7 +53,7 @@ def kind_of(value: object) -> str:
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError unless `function` can be called as `form` shows.
+    """Raise UsageError unless `function` is None, or can be called as `form` shows.
 
     `form` is the name of the option and, in parentheses, the arguments, such as "elicit(question)".
 
@@ -64,6 +64,8 @@ def check_function(function: Any, form: str) -> None:
 argument: 'fields'.
     """
     option, _, parameters = form.rstrip(")").partition("(")
+    if function is None:
+        return
     if not callable(function):
         raise UsageError(f"{option}= was given {kind_of(function)}; give a function, to be called as {form}.")
     try:  # not the signature of the wrapped function, because a decorator may change it
@@ -89,9 +91,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
             check_extension_id(id)
             declared[id] = dict(settings)
     except (AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"extensions= needs identifiers with their settings, such as extensions={{{id!r}: {{}}}}: {error}"
-        ) from None
+        raise UsageError(f"extensions= needs settings by identifier, extensions={{{id!r}: {{}}}}: {error}") from None
     return declared
 
 
@@ -160,8 +160,7 @@ def read_level(level: Any) -> LogLevel:
 def other_loop() -> UsageError:
     """Return the error for a client that was connected in one `asyncio.run` and is used in another."""
     return UsageError(
-        "The client was connected in another event loop; connect, use and close it within one asyncio.run(...), or use "
-        "weft.sync.Client."
+        "The client was connected in another event loop; use it within one asyncio.run(...), or use weft.sync.Client."
     )
 
 
@@ -177,12 +176,6 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
         said = f"It was closed, which happens at the end of `{opening}`."
         return UsageError(f"The client is not connected any more. {said} {remedy}.")
     return UsageError(f"The client is not connected. {remedy}, or `{call}` first.")
-
-
-def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return a copy of `error` whose `not_found` is True. If the error message has no URI, the URI is added."""
-    said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
-    return RemoteError(error.code, said, error.data, not_found=True)
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:

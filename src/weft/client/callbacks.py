@@ -83,6 +83,7 @@ class Attempts:
         return seconds
 
 
+@dataclass(slots=True)
 class StreamWatchdog:
     """Decides when a silent stream counts as lost. The network may be cut although the stream was not closed.
 
@@ -90,13 +91,10 @@ class StreamWatchdog:
     stream is lost. On a stream without keep-alive comments, silence means nothing.
     """
 
-    __slots__ = ("_is_kept_alive", "_last", "_longest", "_seconds")
-
-    def __init__(self, seconds: float, now: float) -> None:
-        self._seconds = seconds
-        self._last = now
-        self._longest = 0.0  # longest time between two chunks so far
-        self._is_kept_alive = False
+    seconds: float  # how long a silence may be, at least
+    now: float  # when the last chunk arrived
+    _longest: float = 0.0  # longest time between two chunks so far
+    _is_kept_alive: bool = False
 
     def received(self, chunk: bytes, now: float) -> float | None:
         """Note that a chunk has arrived. Return the time by which the next chunk must arrive, or None for no limit.
@@ -109,10 +107,10 @@ class StreamWatchdog:
         >>> tuple(watchdog.received(chunk, now) for chunk, now in chunks)
         (None, 85, 425.0)
         """
-        self._longest = max(self._longest, now - self._last)
-        self._last = now
+        self._longest = max(self._longest, now - self.now)
+        self.now = now
         self._is_kept_alive = self._is_kept_alive or chunk.startswith(b":")
-        return now + max(self._seconds, 3.0 * self._longest) if self._is_kept_alive else None
+        return now + max(self.seconds, 3.0 * self._longest) if self._is_kept_alive else None
 
 
 @dataclass(slots=True, eq=False)
@@ -349,9 +347,7 @@ class Functions:
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call a sync function in a daemon thread. Raises UsageError if too many such threads still run."""
         if not self._room.acquire(blocking=False):
-            raise UsageError(
-                f"{_MAX_THREADS} functions that answer questions are still running; make them return sooner."
-            )
+            raise UsageError(f"{_MAX_THREADS} functions that answer are still running; make them return sooner.")
         context, answer = contextvars.copy_context(), Future[Any]()
         answer.set_running_or_notify_cancel()  # so that a task that stops waiting does not cancel it
 

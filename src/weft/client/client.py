@@ -32,7 +32,6 @@ from weft.client.argument_checks import (
     not_connected,
     read_extensions,
     read_level,
-    resource_not_found,
     trim_traceback,
 )
 from weft.client.callbacks import queue_for
@@ -489,22 +488,15 @@ class Client:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
             result = await self._exchange.request("tools/call", params, ToolResult, options)
         if self._check_output:
-            if not self._toolbox.knows(name) and result.structured_content is not UNSET:
-                await self._fetch_tools_once()
+            is_unknown = not self._toolbox.knows(name) and not self._toolbox.is_complete
+            if is_unknown and result.structured_content is not UNSET:  # the check needs the output schema of the tool
+                self._toolbox.is_complete = True  # so that this is tried only once until the list changes
+                with suppress(WeftError):  # the call itself has succeeded
+                    await self.list_tools()
             self._toolbox.check(name, result)
         if result.is_error and (raise_on_error or result_type is not None):
             raise ToolCallFailed(name, result)
         return result if result_type is None else read_value(name, result, result_type)
-
-    async def _fetch_tools_once(self) -> None:
-        """Fetch the tool list, because the check of a result needs the output schema of the tool.
-
-        Does nothing if the list was fetched, or that was tried, since the list last changed.
-        """
-        if not self._toolbox.is_complete:
-            self._toolbox.is_complete = True
-            with suppress(WeftError):  # the call itself has succeeded
-                await self.list_tools()
 
     # --- resources
 
@@ -543,7 +535,8 @@ class Client:
             return await self._exchange.request("resources/read", params, ReadResourceResult, options)
         except RemoteError as error:
             if link.era.is_missing(error.code, error.data):
-                raise resource_not_found(error, uri) from None
+                said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
+                raise RemoteError(error.code, said, error.data, not_found=True) from None
             raise
 
     # --- prompts
@@ -610,9 +603,7 @@ class Client:
     async def ping(self, *, timeout: float | None = None) -> None:
         """Check that the server answers. Raises UsageError if the protocol version has no ping."""
         if "ping" not in self._connected().era.methods:
-            raise UsageError(
-                "The protocol version spoken here has no ping; any request shows that the server is there."
-            )
+            raise UsageError("This protocol version has no ping; any request shows that the server is there.")
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
@@ -674,7 +665,7 @@ class Client:
         self._exchange.page_visits.receive(method, params)
         self._pages.receive(method)
         if method == "notifications/tools/list_changed":
-            self._toolbox.forget()
+            self._toolbox.is_complete = False
         link, cache = self._opened, self._exchange.cache
         if link is not None and cache is not None and cache.receive(method, params):
             link.spawn(cache.drop_stale())

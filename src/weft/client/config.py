@@ -99,8 +99,7 @@ class Command:
         written: tuple[str, ...] = (),
         taken: tuple[str, ...] = (),
     ) -> None:
-        if on_stderr is not None:
-            check_function(on_stderr, "on_stderr(line)")
+        check_function(on_stderr, "on_stderr(line)")
         self.command = _words(_split(command) if isinstance(command, str) else command)
         self.env = dict(env or {})
         self.cwd = None if cwd is None else str(cwd)
@@ -216,9 +215,7 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         reason = _URL_FAULTS[refused.fault]
         raise UsageError(reason.format(url=shown_url(url), host=refused.host[:100], scheme=refused.scheme)) from None
     if parts.fragment:
-        raise UsageError(
-            f"{shown_url(url)} has a fragment, which is never sent to a server; leave out '#' and what follows it."
-        )
+        raise UsageError(f"{shown_url(url)} has a fragment, which no server gets; leave out '#' and what follows it.")
 
 
 _URL_FAULTS = {
@@ -235,9 +232,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Raise UsageError if a header cannot be sent. The error does not show the header's value, which may be secret."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
-            raise UsageError(
-                f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and special characters."
-            )
+            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and NUL.")
 
 
 # --- the forms of a target
@@ -250,9 +245,7 @@ def _from_text(text: str) -> Target:
     if found := _HOST_AND_PORT.fullmatch(url):
         scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
         shown = url.partition("?")[0][:200]
-        raise UsageError(
-            f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
-        )
+        raise UsageError(f"{shown!r} is not a URL; if it is a server's address, write {scheme}://{shown}")
     return Command(text)
 
 
@@ -263,8 +256,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
     if shell := next((word for word in words if word in _SHELL_WORDS), None):
         raise UsageError(
-            f"The command has {shell!r}, which only a shell understands, but no shell is used; start one program, or "
-            f"write the command as a list if {shell!r} is meant as an argument."
+            f"The command has {shell!r}, which only a shell understands; start one program, or write it as a list."
         )
     return words
 
@@ -398,10 +390,7 @@ class Variables:
     def _value(self, found: re.Match[str]) -> str:
         name, other = found["name"], found["other"]
         if found["kind"] not in (None, "env"):
-            raise UsageError(
-                f"It has {found[0][:60]!r}, which only some editors can replace; write ${{NAME}} for a variable of the "
-                "environment."
-            )
+            raise UsageError(f"It has {found[0][:60]!r}, which only some editors can replace; write ${{NAME}} instead.")
         value = self.own.get(name)
         if value is None and (value := os.environ.get(name)):
             self.taken[name] = None

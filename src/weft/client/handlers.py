@@ -85,6 +85,7 @@ class ToolCall:
 ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ServerRequestHandlers:
     """Answers the requests of the server with the program's functions.
 
@@ -93,53 +94,40 @@ class ServerRequestHandlers:
     ElicitationCapability(form={}, url=None)
     """
 
-    def __init__(
-        self,
-        *,
-        elicit: FormFunction | None = None,
-        elicit_url: UrlFunction | None = None,
-        sample: SampleFunction | None = None,
-        sample_with_tools: SampleFunction | None = None,
-        roots: Iterable[RootLike] | RootsFunction | None = None,
-        confirm: ConfirmFunction | None = None,
-        log: LogFunction | None = None,
-        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
-    ) -> None:
+    elicit: FormFunction | None = None
+    elicit_url: UrlFunction | None = None
+    sample: SampleFunction | None = None
+    sample_with_tools: SampleFunction | None = None
+    roots: Iterable[RootLike] | RootsFunction | None = None
+    confirm: ConfirmFunction | None = None
+    log: LogFunction | None = None
+    limits: ClientLimits = DEFAULT_CLIENT_LIMITS
+    server: str = ""  # name and place of the server, shown with questions; set after the negotiation
+
+    def __post_init__(self) -> None:
+        for form in ("elicit(question)", "elicit_url(question)", "sample(question)", "sample_with_tools(question)"):
+            check_function(getattr(self, form.partition("(")[0]), form)
+        check_function(self.confirm, "confirm(call)")
+        if callable(self.roots):
+            check_function(self.roots, "roots()")
+        elif self.roots is not None:
+            self.roots = read_roots(self.roots)
+        self._logs = queue_for(self.log, _MAX_LOGS, "on_log(message)")
         self._seldom = Seldom(_log)  # rate-limited, because the server can cause these log lines at will
-        functions: dict[str, Any] = {
-            "elicit(question)": elicit,
-            "elicit_url(question)": elicit_url,
-            "sample(question)": sample,
-            "sample_with_tools(question)": sample_with_tools,
-            "roots()": roots if callable(roots) else None,
-            "confirm(call)": confirm,
-        }
-        for form, function in functions.items():
-            if function is not None:
-                check_function(function, form)
-        self._elicit = elicit
-        self._elicit_url = elicit_url
-        self._sample = sample or sample_with_tools
-        self._sample_with_tools = sample_with_tools
-        self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self.confirm = confirm
-        self._logs = queue_for(log, _MAX_LOGS, "on_log(message)")
-        self.server = ""  # name and place of the server, shown with questions; set after the negotiation
-        elicitation = ElicitationCapability({} if elicit else None, {} if elicit_url else None)
-        self.capabilities = ClientCapabilities(  # of both eras; each era sends only its own
-            roots=None if roots is None else RootsCapability(list_changed=True),
-            sampling=SamplingCapability(tools={} if sample_with_tools else None) if self._sample else None,
-            elicitation=elicitation if elicit or elicit_url else None,
-        )
         self._call = Functions().call
-        self._limits = limits
-        self._allowance = Allowance(limits.asks_per_minute, 60.0)
-        answers: dict[str, tuple[object, Callable[[Any], Awaitable[dict[str, Any]]]]] = {
-            "elicitation/create": (self.capabilities.elicitation, self._answer_elicitation),
-            "sampling/createMessage": (self.capabilities.sampling, self._answer_sampling),
-            "roots/list": (self.capabilities.roots, self._answer_roots),
-        }
-        self._answers = {method: answer for method, (declared, answer) in answers.items() if declared is not None}
+        self._allowance = Allowance(self.limits.asks_per_minute, 60.0)
+        self._answers: dict[str, Callable[[Any], Awaitable[dict[str, Any]]]] = {}  # by method
+        self.capabilities = ClientCapabilities()  # of both eras; each era sends only its own
+        if self.elicit or self.elicit_url:
+            elicitation = ElicitationCapability({} if self.elicit else None, {} if self.elicit_url else None)
+            self.capabilities.elicitation = elicitation
+            self._answers["elicitation/create"] = self._answer_elicitation
+        if self.sample or self.sample_with_tools:
+            self.capabilities.sampling = SamplingCapability(tools={} if self.sample_with_tools else None)
+            self._answers["sampling/createMessage"] = self._answer_sampling
+        if self.roots is not None:
+            self.capabilities.roots = RootsCapability(list_changed=True)
+            self._answers["roots/list"] = self._answer_roots
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
         """Return the result for one request of the server. `params` are a mapping or raw JSON.
@@ -151,9 +139,7 @@ class ServerRequestHandlers:
         if (answer := self._answers.get(method)) is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
         if self._allowance.wait():
-            raise InternalError(
-                f"Internal error: this client takes {self._limits.asks_per_minute} questions a minute; ask less often."
-            )
+            raise InternalError(f"Internal error: this client takes {self.limits.asks_per_minute} questions a minute.")
         try:
             return await answer(params)
         except (ProtocolError, asyncio.CancelledError, KeyboardInterrupt):
@@ -204,23 +190,23 @@ class ServerRequestHandlers:
         params = read_params(raw, ElicitParams, "elicitation/create")
         if params.mode == "url":
             return await self._answer_url(params)
-        if self._elicit is None:
+        if self.elicit is None:
             raise InvalidParams("Invalid params: this client did not declare elicitation by form.")
         if params.requested_schema is None:
             raise InvalidParams("Invalid params: elicitation by form needs a requestedSchema.")
         form = Form(params.requested_schema)
         question = FormQuestion(params.message, params.requested_schema, form.defaults, self.server)
-        action, content = read_action(await self._call(self._elicit, question))
+        action, content = read_action(await self._call(self.elicit, question))
         if action != "accept":
             return {"action": action}
         return {"action": action, "content": form.checked({**form.defaults, **(content or {})})}
 
     async def _answer_url(self, params: ElicitParams) -> dict[str, Any]:
-        if self._elicit_url is None:
+        if self.elicit_url is None:
             raise InvalidParams("Invalid params: this client did not declare elicitation by URL.")
         host, warnings = check_page(params.url or "")
         question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
-        action, _ = read_action(await self._call(self._elicit_url, question))
+        action, _ = read_action(await self._call(self.elicit_url, question))
         return {"action": action}  # only whether the user consents
 
     # --- sampling
@@ -228,7 +214,7 @@ class ServerRequestHandlers:
     async def _answer_sampling(self, raw: Any) -> dict[str, Any]:
         params = read_params(raw, CreateMessageParams, "sampling/createMessage")
         with_tools = params.tools is not None or params.tool_choice is not None
-        function = self._sample_with_tools if with_tools else self._sample
+        function = self.sample_with_tools if with_tools else self.sample or self.sample_with_tools
         if function is None:
             raise InvalidParams("Invalid params: this client did not declare sampling with tools.")
         check_sampling(params)
@@ -238,9 +224,7 @@ class ServerRequestHandlers:
         if isinstance(answer, str):
             answer = CreateMessageResult("assistant", TextContent(answer), model="unknown", stop_reason="endTurn")
         if not isinstance(answer, CreateMessageResult):
-            raise UsageError(
-                f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None to refuse."
-            )
+            raise UsageError(f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None.")
         fault = fault_of_answer(params, answer)
         if fault is not None:
             raise UsageError(f"sample= returned an answer that cannot be sent: {fault}")
@@ -250,7 +234,7 @@ class ServerRequestHandlers:
     # --- roots
 
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
-        found = await self._call(self._roots) if callable(self._roots) else self._roots
+        found = await self._call(self.roots) if callable(self.roots) else self.roots
         plain: dict[str, Any] = msgspec.to_builtins(
             ListRootsResult(await asyncio.to_thread(reachable, read_roots(found), self._seldom))
         )

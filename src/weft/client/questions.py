@@ -144,9 +144,7 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
         check_uri(url)
         host = read_url(url).hostname or ""
     except (ValueError, UrlRefused):
-        raise InvalidParams(
-            "Invalid params: `url` must be https, or http on the user's own machine, without a name or password."
-        ) from None
+        raise InvalidParams("Invalid params: `url` must be https (on localhost, http) without a password.") from None
     warnings: list[str] = []
     if any(label.startswith("xn--") for label in host.lower().split(".")):
         warnings.append(f"The host {host} is written in Punycode: it may imitate the name of another host.")
@@ -184,8 +182,7 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
     if isinstance(answer, str) and answer in get_args(Action):
         return cast("Action", answer), None
     raise UsageError(
-        f"The function that asks the user returned {kind_of(answer)}; return a dict with the answers, True, 'accept', "
-        "'decline' or 'cancel'."
+        f"The function returned {kind_of(answer)}; return a dict with answers, True, 'accept', 'decline' or 'cancel'."
     )
 
 
@@ -208,9 +205,7 @@ def _root(root: RootLike) -> Root:
         return _root(Root(root) if "://" in root else cast("RootLike", Path(root)))
     parts = urlsplit(root.uri)
     if parts.scheme != "file":
-        raise UsageError(
-            f"The root {root.uri[:100]!r} is not a file:// URI; give a path, or a URI such as file:///home."
-        )
+        raise UsageError(f"The root {root.uri[:100]!r} is not a file:// URI; give a path, or such a URI.")
     try:
         check_uri(root.uri)
     except ValueError as error:

@@ -85,10 +85,7 @@ def _dial_url(target: Http, limits: ClientLimits) -> Dialled:
     url, headers = target.url, target.headers
     proxy = None if target.proxy is None else read_proxy(target.proxy)
     if any(name.lower() == "proxy-authorization" for name in headers):
-        raise UsageError(
-            "The header 'Proxy-Authorization' would go to the server; write the credentials of a proxy into proxy=, as "
-            "http://name:password@host:port."
-        )
+        raise UsageError("'Proxy-Authorization' would go to the server; write proxy='http://name:password@host:port'.")
     auth = _auth(target)
 
     def wire() -> AiohttpWire:

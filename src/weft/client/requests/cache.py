@@ -417,10 +417,6 @@ class Toolbox:
             self.is_complete = True
         return usable
 
-    def forget(self) -> None:
-        """Note that the list of tools has changed. The old descriptions are used until the list is fetched again."""
-        self.is_complete = False
-
     def knows(self, name: str) -> bool:
         """Return whether a usable tool with this name was in a list."""
         return name in self._known

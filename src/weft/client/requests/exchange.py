@@ -238,16 +238,13 @@ class Exchange:
 
 def _check_number(number: int, verb: str, things: str, limits: ClientLimits) -> None:
     if number > limits.input_requests:
-        raise InvalidAnswer(
-            f"The server {verb} {number} {things} at once, which is more than the limit `input_requests`."
-        )
+        raise InvalidAnswer(f"The server {verb} {number} {things} at once, more than the limit `input_requests`.")
 
 
 def too_many_rounds(link: ClientConnection, limits: ClientLimits, what: str) -> InvalidAnswer:
     """Return the error for a server that asks again and again. `what` says what it has done each time."""
     return InvalidAnswer(
-        f"{link.transport.where} {what} {limits.rounds} times in a row; raise the limit `rounds` if so many rounds are "
-        "expected."
+        f"{link.transport.where} {what} {limits.rounds} times in a row; raise the limit `rounds` if that is expected."
     )
 
 
@@ -540,10 +537,7 @@ class Suggestions:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
                     await asyncio.sleep(seconds)
         except TimeoutError:
-            raise RequestTimeout(
-                f"completion/complete could not be sent within {timeout:g} s, because of the limit "
-                "`completions_per_second`. Ask when the user pauses, or raise the limit."
-            ) from None
+            raise RequestTimeout(f"`completions_per_second` allowed no request within {timeout:g} s.") from None
         end = limit.when()
         left = None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
         result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
