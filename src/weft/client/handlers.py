@@ -286,10 +286,13 @@ class CommandQuestion:
     warnings: tuple[str, ...]
 
 
-_RIGHTS = frozenset({"doas", "pkexec", "runas", "su", "sudo"})
-_SHELLS = frozenset({"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"})
-_REMOVERS = frozenset({"dd", "del", "mkfs", "rm", "rmdir", "shred"})
-_FETCHERS = frozenset({"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"})
+_SHELLS = {"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"}
+_SUSPICIOUS = {  # what is said about programs of these names
+    "asks for more rights than you have": {"doas", "pkexec", "runas", "su", "sudo"},
+    "is a shell, which does whatever its arguments say": _SHELLS,
+    "can remove files": {"dd", "del", "mkfs", "rm", "rmdir", "shred"},
+    "talks to other machines": {"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"},
+}
 _PRIVATE = re.compile(r"(?i)\.(aws|docker|gnupg|kube|netrc|ssh)\b|/etc/|id_(rsa|ed25519)|\\System32\\")
 _LOADERS = re.compile(
     r"(?i)(LD_|DYLD_|UV_|PIP_|NPM_CONFIG_|GIT_).*|PATH|NODE_OPTIONS|NODE_PATH|PYTHON(PATH|STARTUP|HOME|BREAKPOINT)|PERL5(OPT|LIB)"
@@ -307,12 +310,7 @@ def command_question(target: Command) -> CommandQuestion:
     words = [word for part in target.command for word in part.split()]
     names = [PurePath(word.replace("\\", "/")).name.lower().removesuffix(".exe") for word in words]
     warnings = ["It runs on this machine with all your rights: start it only if you trust where it comes from."]
-    for known, what in (
-        (_RIGHTS, "asks for more rights than you have"),
-        (_SHELLS, "is a shell, which does whatever its arguments say"),
-        (_REMOVERS, "can remove files"),
-        (_FETCHERS, "talks to other machines"),
-    ):
+    for what, known in _SUSPICIOUS.items():
         warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
     warnings += [f"{word!r} names a place for secrets or system files." for word in words if _PRIVATE.search(word)]
     assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`

@@ -104,11 +104,9 @@ class Exchange:
         """Send a request, answer the server's questions, and return the decoded result."""
         return self._rounds(method, params, options, partial(_read, type))
 
-    def request_page(
-        self, method: str, params: Mapping[str, Any], type: type[R], options: Options
-    ) -> Awaitable[tuple[R, bytes]]:
+    def request_page(self, method: str, params: Mapping[str, Any], type: type[R]) -> Awaitable[tuple[R, bytes]]:
         """Send a request, answer the server's questions, and return the decoded result and its bytes."""
-        return self._rounds(method, params, options, partial(_read_page, type))
+        return self._rounds(method, params, Options(), partial(_read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
         """Send a request, answer the server's questions, and return the result as a dict."""
@@ -439,7 +437,7 @@ class ListPages:
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
-                return await self.exchange.request_page(method, params, type, Options())
+                return await self.exchange.request_page(method, params, type)
             except RemoteError as error:
                 if not means_no_list(error, cursor):
                     raise
