@@ -26,19 +26,18 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import urlsplit
 
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
-from weft.client.client import check_clients, joined_name
+from weft.client.client import joined_name
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
-    from weft.client.connection.connection import ProgressCallback
+    from weft.client.client import Arguments, CallOptions
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.results import Change, ToolResult
@@ -59,8 +58,10 @@ _END_SECONDS = 15.0  # how long to wait until the client is closed and its threa
 class _LoopThread:
     """An event loop that runs in a daemon thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._last = last  # called and awaited at the end
         self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()  # set when the loop is to end
         self._lock = threading.Lock()  # prevents that work is given to a loop that has ended
         self.is_over = False  # the loop has ended
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
@@ -75,8 +76,7 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
-                "The client cannot be called in its own thread, in which functions for progress and log messages run; "
-                "call it later in another thread."
+                "The client cannot be called in its own thread, where progress and log functions run; use another one."
             )
         with self._lock:
             if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
@@ -91,45 +91,29 @@ class _LoopThread:
             future.cancel()
             raise
 
-    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the coroutine of `last`, stop the loop, and wait until its thread has ended.
+    def end(self) -> None:
+        """End the loop, and wait until its thread has ended.
 
         A call in the loop's own thread, for example by a finalizer, does not wait.
         """
         with self._lock:
             if self.is_over or not self._thread.is_alive():
                 return
-            asyncio.run_coroutine_threadsafe(self._ending(last()), self._loop)
+            self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_SECONDS)
 
-    async def _ending(self, last: Coroutine[Any, Any, None]) -> None:
-        try:
-            await last
-        finally:
-            self._loop.stop()
-
     def _main(self) -> None:
-        loop = self._loop
-        try:
-            loop.run_forever()
-            with self._lock:
-                self.is_over = True
-            loop.run_until_complete(_cancel_all())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels all tasks at its end
+            runner.run(self._wait())
 
-
-async def _cancel_all() -> None:
-    while True:
+    async def _wait(self) -> None:
+        await self._stop.wait()
+        with suppress(Exception):
+            await self._last()
+        with self._lock:
+            self.is_over = True
         await asyncio.sleep(0)  # lets coroutines start that were given to the loop at the last moment
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if not left:
-            return
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _result(future: Future[R]) -> R:
@@ -142,11 +126,6 @@ class _LoopClient(AsyncClient):
     """The async client that does the work of a `Client`."""
 
     _opening = "with"
-
-    @property
-    def url(self) -> str | None:
-        """The URL of the server, or None if the target is not a URL."""
-        return self._url
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
@@ -211,7 +190,7 @@ class Client:
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._asynchronous = behind = _LoopClient(*args, **kwargs)
-        self._url = behind.url
+        self._url = behind._url  # pyright: ignore[reportPrivateUsage] - a class of this module
         # The last running event loop that was found not to serve the URL, so that it may be blocked.
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._thread: _LoopThread | None = None  # started by the first call
@@ -227,8 +206,8 @@ class Client:
             raise
         with self._starting:
             if self._thread is None:
-                self._thread = _LoopThread()
-                self._finalizer = weakref.finalize(self, self._thread.end, self._asynchronous.close)
+                self._thread = _LoopThread(self._asynchronous.close)
+                self._finalizer = weakref.finalize(self, self._thread.end)
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
@@ -241,10 +220,8 @@ class Client:
             return
         if _is_served_by(loop, self._url):
             raise UsageError(
-                f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would "
-                "block it, so that the server could not answer. In async functions, use `async with "
-                "weft.Client(...)` and await its calls; or call weft.sync.Client in a thread, by `await "
-                "asyncio.to_thread(...)`."
+                f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would block "
+                "it. Use `async with weft.Client(...)`; or call weft.sync.Client by `await asyncio.to_thread(...)`."
             )
         self._harmless = weakref.ref(loop)
 
@@ -267,9 +244,7 @@ class Client:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -321,31 +296,12 @@ class Client:
 
     @overload
     def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: None = None,
-        raise_on_error: bool = False,
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: None = None, **options: Unpack[CallOptions]
     ) -> ToolResult: ...
 
     @overload
     def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: type[R],
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: type[R], **options: Unpack[CallOptions]
     ) -> R: ...
 
     @functools.wraps(AsyncClient.call_tool, assigned=())
@@ -381,29 +337,22 @@ class Client:
         return Listening(self._asynchronous.listen(*args, **kwargs), self._wait_for, lambda: self._is_closed)
 
 
+@dataclass(eq=False, repr=False)
 class Listening:
     """An iterator over the changes of a server.
 
     `with` waits until the server has accepted the subscription. At its end, the subscription is ended.
     """
 
-    def __init__(
-        self,
-        listening: AsyncListening,
-        wait_for: Callable[[Coroutine[Any, Any, Any]], Any],
-        is_closed: Callable[[], bool],
-    ) -> None:
-        self._listening = listening
-        self._wait_for = wait_for
-        self._is_closed = is_closed  # returns whether the client is closed
+    _listening: AsyncListening
+    _wait_for: Callable[[Coroutine[Any, Any, Any]], Any]
+    _is_closed: Callable[[], bool]  # returns whether the client is closed
 
     def __enter__(self) -> Self:
         self._wait_for(self._listening.start())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Change]:
@@ -452,7 +401,6 @@ def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})
     """
-    check_clients(clients, Client)
     found = [
         JoinedTool(joined_name(key, tool), tool, client)
         for key, client in clients.items()

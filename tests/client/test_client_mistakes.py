@@ -9,13 +9,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import weft.sync
 from support import serve
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server
 from weft import Asgi, Client, ClientLimits, Command, ConnectionFailed, Http, RemoteError, RequestTimeout, Server
-from weft.client.argument_checks import not_json, trim_traceback
+from weft.client.argument_checks import trim_traceback, write_json
 from weft.errors import UsageError
 
 NOBODY = "http://127.0.0.1:9/mcp"
@@ -69,10 +70,9 @@ async def test_arguments_that_are_no_json_are_named(arguments: Any, place: str) 
     ("target", "options", "said"),
     [
         (Server("x"), {"log_level": "warn"}, "The log level cannot be 'warn'; use one of 'debug', 'info', 'notice', "),
-        (Server("x"), {"log_level": 5}, "The log level cannot be something of the type 'int'; use one of 'debug', "),
-        (Server("x"), {"limits": 5}, "limits= was given something of the type 'int'; give ClientLimits(request_sec"),
+        (Server("x"), {"log_level": 5}, "The log level cannot be '5'; use one of 'debug', "),
         (NOBODY, {"auth": "Bearer s3cret"}, "The token begins with 'Bearer '; leave that out, because it is added to"),
-        (Server, {}, "A client was given the class Server; give it an instance of it."),
+        (Server, {}, "A client was given the class 'Server', which is not a server. Give a Server (wi"),
         (["a 'b'"], {"auth": "x"}, """auth= is for servers at a URL; the command `'a '"'"'b'"'"''` gets credentials"""),
     ],
 )
@@ -87,8 +87,6 @@ def test_what_a_client_cannot_be_given(target: Any, options: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ("x", "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
-        ({"X": 5}, "headers= has something of the type 'int' at 'X'; names and values are text."),
         ({"a b": "s3cret"}, "headers= has the header 'a b', which cannot be sent; remove newlines"),
         ({"X": "s3cret\n"}, "headers= has the header 'X', which cannot be sent; remove newlines"),
     ],
@@ -207,7 +205,9 @@ async def test_what_a_server_does_not_offer_is_named() -> None:
 def test_arguments_that_hold_themselves() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    assert "arguments[0]" in str(not_json("tools/call", {"arguments": endless}))
+    params = {"arguments": endless}
+    with pytest.raises(UsageError, match=r"arguments\[0\]"):
+        write_json("tools/call", params, msgspec.json.encode, params)
 
 
 async def test_an_uncaught_error_shows_few_frames_of_weft() -> None:
@@ -244,7 +244,6 @@ def test_frames_of_the_user_and_other_errors_are_kept() -> None:
 
 @pytest.mark.parametrize("timeout", ["5", True])
 async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
-    kind = type(timeout).__name__
     pipe = FakePipe(discovered)
     async with Client(pipe) as client:
         asking = (
@@ -257,7 +256,7 @@ async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
             with pytest.raises(UsageError) as caught:
                 await ask()
             assert str(caught.value) == (
-                f"timeout= was given something of the type {kind!r}; give seconds as a number, such as 5."
+                f"timeout={timeout!r} is not possible; give seconds as a number, 0 or more, such as 5."
             )
     assert {message["method"] for message in pipe.heard} == {"server/discover"}
 
@@ -267,7 +266,7 @@ async def test_a_timeout_that_nobody_can_wait(timeout: float) -> None:
     async with Client(FakePipe(discovered)) as client:
         with pytest.raises(UsageError) as caught:
             await client.call_tool("book", timeout=timeout)
-    assert str(caught.value) == f"timeout={timeout} is not possible; give seconds, 0 or more, such as 5."
+    assert str(caught.value) == (f"timeout={timeout} is not possible; give seconds as a number, 0 or more, such as 5.")
 
 
 SECONDS = "a number of seconds, more than 0"
@@ -299,16 +298,6 @@ def test_limits_that_may_be_0() -> None:
     nothing_of = ("rounds", "input_requests", "redirects", "resumptions", "cache_entries", "cache_bytes")
     no_limit_of = ("asks_per_minute", "completions_per_second")
     Client(Server("x"), limits=ClientLimits(**dict.fromkeys(nothing_of + no_limit_of, 0)))
-
-
-@pytest.mark.parametrize("cache", [None, "no", 1])
-def test_a_cache_that_is_none(cache: Any) -> None:
-    with pytest.raises(UsageError) as caught:
-        Client("https://flights.example/mcp", cache=cache)
-    assert str(caught.value) == (
-        f"cache= was given something of the type {type(cache).__name__!r}; give True, False, or a ResponseCache that "
-        "clients share."
-    )
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])

@@ -135,8 +135,6 @@ def test_a_command_for_a_shell_is_refused(word):
         (b"prog", "of the type 'bytes'"),
         ("127.0.0.1:8021/mcp", "if it is a server's address, write http://127.0.0.1:8021/mcp"),
         ("localhost:8021", "write http://localhost:8021"),
-        ("http:/host/mcp?key=1", "'http:/host/mcp' is not a URL; write http://host/mcp"),
-        ("HTTPS:host", "'HTTPS:host' is not a URL; write HTTPS://host"),
         ("[::1]:8021/mcp", "write http://[::1]:8021/mcp"),
         ("flights.example:443/mcp?key=1", "write https://flights.example:443/mcp"),
     ],
@@ -182,18 +180,18 @@ def test_secrets_of_the_environment_are_not_shown():
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({}, "neither 'command' nor 'url'"),
-        ({"args": ["x"]}, "neither 'command' nor 'url'"),
-        ({"command": "x", "url": "https://a.example"}, "both 'command' and 'url'"),
-        ({"command": "x", "args": "y"}, "one for each argument"),
-        ({"command": 5}, "every part of a command is text"),
-        ({"command": "x", "env": {"PORT": 80}}, "'PORT' is of the type 'int'; write it as text"),
+        ({}, "either a 'command' to start, or a 'url'"),
+        ({"args": ["x"]}, "either a 'command' to start, or a 'url'"),
+        ({"command": "x", "url": "https://a.example"}, "either a 'command' to start, or a 'url'"),
+        ({"command": "x", "args": "y"}, "Expected `array | null`, got `str` - at `$.args`"),
+        ({"command": 5}, "got `int` - at `$.command`"),
+        ({"command": "x", "env": {"PORT": 80}}, "got `int` - at `$.env[...]`. Write values as text, in quotes."),
         ({"command": "x", "env": {"A=B": "c"}}, "no environment can hold"),
-        ({"command": "x", "env": ["A"]}, "an object of names and texts"),
-        ({"command": "x", "cwd": 5}, "the path of a folder"),
+        ({"command": "x", "env": ["A"]}, "Expected `object | null`, got `array` - at `$.env`"),
+        ({"command": "x", "cwd": 5}, "got `int` - at `$.cwd`"),
         ({"command": "x", "type": "http"}, "write 'stdio'"),
         ({"url": "https://a.example", "type": "stdio"}, "write 'http'"),
-        ({"url": 5}, "needs to be text"),
+        ({"url": 5}, "got `int` - at `$.url`"),
         ({"url": "https://a.example", "headers": {"A": "b\r\nC: d"}}, "cannot be sent"),
         ({"url": "https://a.example", "headers": {"A b": "c"}}, "cannot be sent"),
     ],
@@ -241,8 +239,8 @@ def test_only_entries_have_variables(monkeypatch):
 )
 def test_variables_that_are_not_there(monkeypatch, entry, said):
     monkeypatch.delenv("NO_TOK", raising=False)
-    assert f"The entry {said}" in refused(entry)
-    assert f"The entry 'one' {said}" in refused({"mcpServers": {"one": entry}})
+    assert f"The entry cannot be used. It {said}" in refused(entry)
+    assert f"The entry 'one' cannot be used. It {said}" in refused({"mcpServers": {"one": entry}})
 
 
 def test_a_variable_cannot_smuggle_in_a_header(monkeypatch):
@@ -289,7 +287,7 @@ def test_a_configuration_file(tmp_path):
         ("[]", "needs to be an object"),
         ("{}", "names no server"),
         ('{"mcpServers": {}}', "names no server"),
-        ('{"mcpServers": {"a": []}}', "'a' is of the type 'list'"),
+        ('{"mcpServers": {"a": []}}', "'a' cannot be used: Expected `object`, got `array`"),
         ("[" * 100_000, "is not JSON"),
         (" " * 1_100_000, "is larger than"),
     ],

@@ -62,15 +62,6 @@ async def test_keys_that_make_no_names(key: str) -> None:
             await join_tools({key: client})
 
 
-async def test_what_is_no_dictionary_of_clients() -> None:
-    async with Client(named("x", "t")) as client:
-        for given in ([client, client], client, None):
-            with pytest.raises(UsageError, match="give a dictionary of names to clients"):
-                await join_tools(given)  # pyright: ignore[reportArgumentType] - that is the point
-        with pytest.raises(UsageError, match=r"'Client' as 'a'; give clients.*`weft\.sync\.join_tools`"):
-            await join_tools({"a": weft.sync.Client(named("x", "t"))})  # pyright: ignore[reportArgumentType] - the same
-
-
 @pytest.mark.spec("TOOL-08")
 def test_without_await() -> None:
     with weft.sync.Client(named("web", "search")) as web, weft.sync.Client(named("wiki", "search")) as wiki:
@@ -79,10 +70,6 @@ def test_without_await() -> None:
         for key, tool in tools.items():
             assert (tool.name, tool.tool.name) == (key, "search")
             assert tool.call({}, timeout=5).text == key.partition("__")[0]
-        with pytest.raises(UsageError, match="give a dictionary of names to clients"):
-            weft.sync.join_tools([web, wiki])  # pyright: ignore[reportArgumentType] - that is the point
-        with pytest.raises(UsageError, match="as 'web'; give clients: `weft"):
-            weft.sync.join_tools({"web": web._asynchronous})  # pyright: ignore[reportArgumentType] - the same
 
 
 @pytest.mark.spec("TOOL-21")

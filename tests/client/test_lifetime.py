@@ -228,7 +228,7 @@ async def test_what_was_agreed_on_before_a_close_is_not_agreed_on_again_after_it
     server = FakePipe(lambda pipe, message: pipe.answer(message, DISCOVERED))
     client = Client(server)
     await client.connect()
-    renew, generation = client._exchange._renew, client._connected().generation
+    renew, generation = client._exchange.renew, client._connected().generation
     await client.close()
     async with client:
         with pytest.raises(ConnectionFailed) as caught:
@@ -609,8 +609,7 @@ def test_a_client_that_is_taken_into_another_loop_says_so(verb: str) -> None:
     with pytest.raises(UsageError) as caught:
         asyncio.run(asyncio.wait_for(go_on(), 30))
     assert str(caught.value) == (
-        "The client was connected in another event loop; connect, use and close it within one asyncio.run(...), or use "
-        "weft.sync.Client."
+        "The client was connected in another event loop; use it within one asyncio.run(...), or use weft.sync.Client."
     )
 
 

@@ -303,7 +303,7 @@ def _header(text: str) -> tuple[str, str]:
 
     name, colon, value = (part.strip() for part in text.partition(":"))
     try:
-        check_headers({name: value} if colon else None)
+        check_headers({name: value} if colon else {"": ""})
     except UsageError:
         raise WrongCommand("A --header cannot be sent; write it like --header 'X-Key: value', in quotes.") from None
     return name, value

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import ssl
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from weft.errors import RemoteError, UsageError, WeftError
+from weft.errors import UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
@@ -25,20 +25,8 @@ R = TypeVar("R")
 # Folders whose frames are removed: Weft, and `concurrent.futures`, which `weft.sync` uses.
 _HIDDEN = (str(Path(__file__).parents[1]), str(Path(futures.__file__).parent))
 _DEEPEST = 50  # how deep params are searched for the value that is not JSON
-_USUAL: Mapping[str, int | float] = msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS)
-# Limits that may be 0, which turns something off, or means that there is no limit.
-_MAY_BE_0 = frozenset(
-    {
-        "asks_per_minute",
-        "cache_bytes",
-        "cache_entries",
-        "completions_per_second",
-        "input_requests",
-        "redirects",
-        "resumptions",
-        "rounds",
-    }
-)
+_OFF_BY_0 = {"cache_bytes", "cache_entries", "input_requests", "redirects", "resumptions", "rounds"}
+_UNLIMITED_BY_0 = {"asks_per_minute", "completions_per_second"}
 
 
 def trim_traceback(error: BaseException) -> None:
@@ -48,17 +36,15 @@ def trim_traceback(error: BaseException) -> None:
     """
     if not isinstance(error, WeftError):
         return
-    kept: TracebackType | None = None
-    for trace in reversed(list(_traces(error.__traceback__))):
-        if not trace.tb_frame.f_code.co_filename.startswith(_HIDDEN):
-            kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-    error.__traceback__ = kept
-
-
-def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
+    shown: list[TracebackType] = []
+    trace = error.__traceback__
     while trace is not None:
-        yield trace
+        if not trace.tb_frame.f_code.co_filename.startswith(_HIDDEN):
+            shown.append(trace)
         trace = trace.tb_next
+    error.__traceback__ = None
+    for trace in reversed(shown):
+        error.__traceback__ = TracebackType(error.__traceback__, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def kind_of(value: object) -> str:
@@ -67,7 +53,7 @@ def kind_of(value: object) -> str:
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError unless `function` can be called as `form` shows.
+    """Raise UsageError unless `function` is None, or can be called as `form` shows.
 
     `form` is the name of the option and, in parentheses, the arguments, such as "elicit(question)".
 
@@ -78,6 +64,8 @@ def check_function(function: Any, form: str) -> None:
 argument: 'fields'.
     """
     option, _, parameters = form.rstrip(")").partition("(")
+    if function is None:
+        return
     if not callable(function):
         raise UsageError(f"{option}= was given {kind_of(function)}; give a function, to be called as {form}.")
     try:  # not the signature of the wrapped function, because a decorator may change it
@@ -96,69 +84,52 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
     >>> read_extensions({"com.example/search": {"depth": 3}})
     {'com.example/search': {'depth': 3}}
     """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise UsageError(
-            f"extensions= was given {kind_of(given)}; give identifiers with their settings, such as "
-            "extensions={'com.example/name': {}}."
-        )
-    for id, settings in cast("Mapping[Any, Any]", given).items():
-        try:
+    id: Any = "com.example/name"
+    declared: dict[str, dict[str, Any]] = {}
+    try:
+        for id, settings in dict[Any, Any](given or {}).items():
             check_extension_id(id)
-        except (ValueError, AttributeError) as error:
-            raise UsageError(f"extensions= was given {id!r}, which is not an identifier: {error}") from None
-        if not isinstance(settings, Mapping):
-            raise UsageError(
-                f"extensions={{{id!r}: ...}} was given {kind_of(settings)}; its settings are a mapping, and empty "
-                f"where there are none: extensions={{{id!r}: {{}}}}."
-            )
-    return {id: dict(settings) for id, settings in cast("Mapping[str, Mapping[str, Any]]", given).items()}
+            declared[id] = dict(settings)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"extensions= needs settings by identifier, extensions={{{id!r}: {{}}}}: {error}") from None
+    return declared
 
 
-def check_limits(limits: object) -> ClientLimits:
-    """Return `limits`. Raises UsageError if they are not ClientLimits, or if a limit has an impossible value.
+def check_limits(limits: ClientLimits) -> None:
+    """Raise UsageError if a limit has an impossible value.
 
     >>> check_limits(ClientLimits(asks_at_once=0))
     Traceback (most recent call last):
     ...
     weft.errors.UsageError: ClientLimits(asks_at_once=0) is not possible: it is a whole number, 1 or more.
     """
-    if not isinstance(limits, ClientLimits):
-        raise UsageError(f"limits= was given {kind_of(limits)}; give ClientLimits(request_seconds=...) or the like.")
-    for name, usual in _USUAL.items():
-        value, least = getattr(limits, name), 0 if name in _MAY_BE_0 else 1
+    for name, usual in msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS).items():
+        value: Any = getattr(limits, name)
         if type(usual) is float:
             is_possible = type(value) in (int, float) and 0 < value < math.inf
             kind = "a number of seconds, more than 0"
         else:
+            least = 0 if name in _OFF_BY_0 | _UNLIMITED_BY_0 else 1
             is_possible = type(value) is int and value >= least
             kind = f"a whole number, {least} or more"
         if not is_possible:
             raise UsageError(f"ClientLimits({name}={value!r}) is not possible: it is {kind}.")
-    return limits
 
 
 def check_tls(tls: Any) -> None:
-    """Raise UsageError unless `tls` is an SSL context or None.
+    """Raise UsageError unless `tls` is an SSL context or None. The HTTP library would take False for "do not check".
 
     >>> check_tls("ca.pem")
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: tls= was given something of the type 'str'; for a private CA, give \
-tls=ssl.create_default_context(cafile=...).
+    weft.errors.UsageError: tls= was given something of the type 'str'; give an ssl.SSLContext, for a private CA \
+ssl.create_default_context(cafile=...).
     """
-    if tls is None or isinstance(tls, ssl.SSLContext):
-        return
-    remedy = "give an ssl.SSLContext"
-    if isinstance(tls, str | bytes | Path):
-        remedy = "for a private CA, give tls=ssl.create_default_context(cafile=...)"
-    elif tls is False:
-        remedy = (
-            "not to check certificates, give an ssl.SSLContext with check_hostname = False and verify_mode = "
-            "ssl.CERT_NONE"
+    if not (tls is None or isinstance(tls, ssl.SSLContext)):
+        raise UsageError(
+            f"tls= was given {kind_of(tls)}; give an ssl.SSLContext, for a private CA "
+            "ssl.create_default_context(cafile=...)."
         )
-    raise UsageError(f"tls= was given {kind_of(tls)}; {remedy}.")
 
 
 def check_timeout(seconds: Any) -> None:
@@ -167,18 +138,11 @@ def check_timeout(seconds: Any) -> None:
     >>> check_timeout("5")
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: timeout= was given something of the type 'str'; give seconds as a number, such as 5.
-    >>> check_timeout(-1)
-    Traceback (most recent call last):
-    ...
-    weft.errors.UsageError: timeout=-1 is not possible; give seconds, 0 or more, such as 5.
+    weft.errors.UsageError: timeout='5' is not possible; give seconds as a number, 0 or more, such as 5.
     """
-    if seconds is None:
-        return
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        raise UsageError(f"timeout= was given {kind_of(seconds)}; give seconds as a number, such as 5.")
-    if not seconds >= 0:  # also true for nan
-        raise UsageError(f"timeout={seconds} is not possible; give seconds, 0 or more, such as 5.")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and seconds >= 0):  # also false for nan
+        raise UsageError(f"timeout={seconds!r} is not possible; give seconds as a number, 0 or more, such as 5.")
 
 
 def read_level(level: Any) -> LogLevel:
@@ -187,18 +151,16 @@ def read_level(level: Any) -> LogLevel:
     >>> read_level("INFO")
     'info'
     """
-    known: tuple[LogLevel, ...] = get_args(LogLevel)
-    if isinstance(level, str) and level.lower() in known:
-        return known[known.index(cast("LogLevel", level.lower()))]
-    given = repr(level[:40]) if isinstance(level, str) else kind_of(level)
-    raise UsageError(f"The log level cannot be {given}; use one of {', '.join(map(repr, known))}.")
+    known, given = get_args(LogLevel), str(level)
+    if given.lower() not in known:
+        raise UsageError(f"The log level cannot be {given[:40]!r}; use one of {', '.join(map(repr, known))}.")
+    return cast("LogLevel", given.lower())
 
 
 def other_loop() -> UsageError:
     """Return the error for a client that was connected in one `asyncio.run` and is used in another."""
     return UsageError(
-        "The client was connected in another event loop; connect, use and close it within one asyncio.run(...), or use "
-        "weft.sync.Client."
+        "The client was connected in another event loop; use it within one asyncio.run(...), or use weft.sync.Client."
     )
 
 
@@ -209,20 +171,11 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
     The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
     """
     call = "client.connect()" if opening == "with" else "await client.connect()"
+    remedy = f"Use it within `{opening} Client(...) as client:`"
     if was_closed:
-        return UsageError(
-            f"The client is not connected any more. It was closed, which happens at the end of `{opening}`. Use it "
-            f"within `{opening} Client(...) as client:`."
-        )
-    return UsageError(
-        f"The client is not connected. Use it within `{opening} Client(...) as client:`, or `{call}` first."
-    )
-
-
-def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return a copy of `error` whose `not_found` is True. If the error message has no URI, the URI is added."""
-    said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
-    return RemoteError(error.code, said, error.data, not_found=True)
+        said = f"It was closed, which happens at the end of `{opening}`."
+        return UsageError(f"The client is not connected any more. {said} {remedy}.")
+    return UsageError(f"The client is not connected. {remedy}, or `{call}` first.")
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -254,35 +207,26 @@ def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
     """
-    texts: dict[str, Any] = {
-        name: msgspec.json.encode(value).decode()
-        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-        else value
-        for name, value in (arguments or {}).items()
-    }
-    check_texts(texts, whose)
+    texts: dict[str, str] = {}
+    for name, value in (arguments or {}).items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        texts[name] = check_text(name, msgspec.json.encode(value).decode() if is_number else value, whose)
     return texts
 
 
-def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
-    """Raise UsageError if an argument is not a string. The error names the argument; `whose` says what it belongs to.
+def check_text(name: str, value: Any, whose: str) -> str:
+    """Return the value of an argument. Raises UsageError if it is not a string.
 
-    >>> check_texts({"day": 1}, "the prompt 'plan'")
+    >>> check_text("day", 1, "the prompt 'plan'")
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: The argument 'day' of the prompt 'plan' is of the type 'int'; it needs to be text: '1'.
-    >>> check_texts({"warm": True}, "the prompt 'plan'")
-    Traceback (most recent call last):
-    ...
-    weft.errors.UsageError: The argument 'warm' of the prompt 'plan' is of the type 'bool'; it needs to be text: 'true'.
+    weft.errors.UsageError: The argument 'day' of the prompt 'plan' is of the type 'int'; it needs to be text.
     """
-    for name, value in (arguments or {}).items():
-        if not isinstance(value, str):
-            example = f": {str(value).lower()!r}" if isinstance(value, int | float) else ""
-            raise UsageError(
-                f"The argument {str(name)[:100]!r} of {whose} is of the type {type(value).__name__!r}; it needs to be "
-                f"text{example}."
-            )
+    if not isinstance(value, str):
+        raise UsageError(
+            f"The argument {str(name)[:100]!r} of {whose} is of the type {type(value).__name__!r}; it needs to be text."
+        )
+    return value
 
 
 def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
@@ -298,30 +242,17 @@ as JSON; give text, numbers, True, False, None, lists and dicts.
     try:
         written = write(*args)
     except (TypeError, ValueError, RecursionError):
-        raise not_json(method, params) from None
-    if b"null" in written:  # msgspec writes NaN as null
-        check_numbers(method, params)
+        place, value = _culprit("", params, _DEEPEST)
+        raise UsageError(
+            f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, cannot be "
+            "written as JSON; give text, numbers, True, False, None, lists and dicts."
+        ) from None
+    if b"null" in written:  # msgspec writes NaN and infinity as null
+        _check_numbers(method, params)
     return written
 
 
-def not_json(method: str, params: Any) -> UsageError:
-    """Return the error for params that cannot be sent. It says where the first value is that is not JSON."""
-    place, value = _culprit("", params, _DEEPEST)
-    return UsageError(
-        f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, cannot be written "
-        "as JSON; give text, numbers, True, False, None, lists and dicts."
-    )
-
-
-def check_numbers(method: str, params: Any) -> None:
-    """Raise UsageError if `params` contain NaN or infinity, which would be sent as null. The error says where.
-
-    >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
-    Traceback (most recent call last):
-    ...
-    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1] is nan, a number that JSON does not have; \
-give another, or None.
-    """
+def _check_numbers(method: str, params: Any) -> None:
     waiting: list[tuple[str, Any]] = [("", params)]
     while waiting:
         place, value = waiting.pop()
@@ -334,10 +265,9 @@ give another, or None.
 
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
     """Find the innermost part of a value that cannot be written as JSON. Return where it is, and the part itself."""
-    if depth:
-        for where, part in _parts(place, value):
-            if not _is_json(part):
-                return _culprit(where, part, depth - 1)
+    for where, part in _parts(place, value) if depth else ():
+        if not _is_json(part):
+            return _culprit(where, part, depth - 1)
     return place, value
 
 

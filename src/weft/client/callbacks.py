@@ -18,7 +18,9 @@ import random
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from weft.client.argument_checks import check_function, other_loop
@@ -81,6 +83,7 @@ class Attempts:
         return seconds
 
 
+@dataclass(slots=True)
 class StreamWatchdog:
     """Decides when a silent stream counts as lost. The network may be cut although the stream was not closed.
 
@@ -88,13 +91,10 @@ class StreamWatchdog:
     stream is lost. On a stream without keep-alive comments, silence means nothing.
     """
 
-    __slots__ = ("_is_kept_alive", "_last", "_longest", "_seconds")
-
-    def __init__(self, seconds: float, now: float) -> None:
-        self._seconds = seconds
-        self._last = now
-        self._longest = 0.0  # longest time between two chunks so far
-        self._is_kept_alive = False
+    seconds: float  # how long a silence may be, at least
+    now: float  # when the last chunk arrived
+    _longest: float = 0.0  # longest time between two chunks so far
+    _is_kept_alive: bool = False
 
     def received(self, chunk: bytes, now: float) -> float | None:
         """Note that a chunk has arrived. Return the time by which the next chunk must arrive, or None for no limit.
@@ -107,12 +107,13 @@ class StreamWatchdog:
         >>> tuple(watchdog.received(chunk, now) for chunk, now in chunks)
         (None, 85, 425.0)
         """
-        self._longest = max(self._longest, now - self._last)
-        self._last = now
+        self._longest = max(self._longest, now - self.now)
+        self.now = now
         self._is_kept_alive = self._is_kept_alive or chunk.startswith(b":")
-        return now + max(self._seconds, 3.0 * self._longest) if self._is_kept_alive else None
+        return now + max(self.seconds, 3.0 * self._longest) if self._is_kept_alive else None
 
 
+@dataclass(slots=True, eq=False)
 class Clock:
     """The deadline of a request. Each progress message moves the deadline, but never beyond a hard maximum.
 
@@ -121,49 +122,27 @@ class Clock:
     `has_run_out` to find out why it was cancelled.
     """
 
-    __slots__ = (
-        "_cancelling",
-        "_clocks",
-        "_end",
-        "_holds",
-        "_is_over",
-        "_task",
-        "deadline",
-        "failure",
-        "queue",
-        "seconds",
-    )
-
-    def __init__(
-        self,
-        clocks: Clocks,
-        task: asyncio.Task[Any],
-        now: float,
-        seconds: float,
-        most: float,
-        queue: CallbackQueue | None,
-    ) -> None:
-        self._task = task
-        self._cancelling = task.cancelling()  # cancellations that other code had requested before
-        self._clocks = clocks
-        self.seconds = seconds  # how long the request may take without progress
-        self._end = now + most  # the hard maximum
-        self._holds = 0  # questions of the server that are being answered for this request
-        self._is_over = False  # True once the clock has cancelled the task
-        self.deadline = now + min(seconds, most)
-        self.queue = queue  # calls the program's function for progress; None if there is none
-        self.failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
+    clocks: Clocks
+    task: asyncio.Task[Any]
+    cancelling: int  # cancellations of the task that other code had requested before
+    seconds: float  # how long the request may take without progress
+    end: float  # the hard maximum
+    deadline: float
+    queue: CallbackQueue | None  # calls the program's function for progress; None if there is none
+    failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
+    _holds: int = 0  # questions of the server that are being answered for this request
+    _is_over: bool = False  # True once the clock has cancelled the task
 
     def wind(self) -> None:
         """Move the deadline, because there was progress."""
         if self._holds == 0:
-            self.deadline = min(self._clocks.now() + self.seconds, self._end)
-            self._clocks.expect(self.deadline)
+            self.deadline = min(self.clocks.now() + self.seconds, self.end)
+            self.clocks.expect(self.deadline)
 
     def hold(self) -> None:
         """Pause the deadline while the client answers a question of the server. The hard maximum still counts."""
         self._holds += 1
-        self.deadline = self._end
+        self.deadline = self.end
 
     def release(self) -> None:
         """Set the deadline again after a pause."""
@@ -173,23 +152,18 @@ class Clock:
     @property
     def is_at_its_end(self) -> bool:
         """Whether the deadline is the hard maximum."""
-        return self.deadline >= self._end
+        return self.deadline >= self.end
 
-    def ring(self) -> None:
-        """Cancel the task that waits for the request."""
+    def fail(self, failure: WeftError | None = None) -> None:
+        """Cancel the task that waits for the request. The request then raises `failure`, or else RequestTimeout."""
         if not self._is_over:
             self._is_over = True
-            self._task.cancel()
-
-    def fail(self, failure: WeftError) -> None:
-        """Cancel the task that waits for the request. The request then raises `failure`."""
-        if not self._is_over:
             self.failure = failure
-            self.ring()
+            self.task.cancel()
 
     def has_run_out(self) -> bool:
         """Return whether this clock, and no other code, cancelled the task. Call it once, after the CancelledError."""
-        return self._is_over and self._task.uncancel() <= self._cancelling
+        return self._is_over and self.task.uncancel() <= self.cancelling
 
 
 class Clocks:
@@ -210,7 +184,9 @@ class Clocks:
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
-        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, queue)
+        now = self._loop.time()
+        clock = Clock(self, task, task.cancelling(), seconds, now + most, now + min(seconds, most), queue)
+        self._running[request_id] = clock
         if clock.deadline < self._next:
             self.expect(clock.deadline)
         return clock
@@ -254,7 +230,7 @@ class Clocks:
         self._timer, self._next = None, math.inf
         for clock in self.all():
             if clock.deadline <= now:
-                clock.ring()
+                clock.fail()
         if left := [clock.deadline for clock in self._running.values() if clock.deadline > now]:
             self.expect(min(left))
 
@@ -371,37 +347,22 @@ class Functions:
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call a sync function in a daemon thread. Raises UsageError if too many such threads still run."""
         if not self._room.acquire(blocking=False):
-            raise UsageError(
-                f"{_MAX_THREADS} functions that answer questions are still running; make them return sooner."
-            )
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if answer.done():  # the waiting task was cancelled
-                return
-            if error is None:
-                answer.set_result(value)
-            else:
-                answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            raise UsageError(f"{_MAX_THREADS} functions that answer are still running; make them return sooner.")
+        context, answer = contextvars.copy_context(), Future[Any]()
+        answer.set_running_or_notify_cancel()  # so that a task that stops waiting does not cancel it
 
         def run() -> None:
-            value: Any = None
-            failure: BaseException | None = None
             try:
-                value = context.run(function, *args)
-            except StopIteration as error:
-                failure = RuntimeError(f"raised {error!r}")  # because a Future cannot hold a StopIteration
+                settle = partial(answer.set_result, context.run(function, *args))
             except BaseException as error:  # noqa: BLE001 - passed to the event loop, where it is logged
-                failure = error
+                can_pass = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                settle = partial(answer.set_exception, error if can_pass else RuntimeError(f"raised {error!r}"))
             self._room.release()
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(settle, value, failure)
+            settle()
 
         try:
             threading.Thread(target=run, name="weft-answer", daemon=True).start()
         except RuntimeError:  # the system has no thread left
             self._room.release()
             raise
-        return await answer
+        return await asyncio.wrap_future(answer)

@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec import UNSET
@@ -30,11 +29,9 @@ from weft.client.argument_checks import (
     as_texts,
     check_limits,
     explain_arguments,
-    kind_of,
     not_connected,
     read_extensions,
     read_level,
-    resource_not_found,
     trim_traceback,
 )
 from weft.client.callbacks import queue_for
@@ -43,7 +40,6 @@ from weft.client.connection.negotiate import Memory, Negotiator, eras_for, expla
 from weft.client.connection.transport import NO_HEADERS, Refused
 from weft.client.handlers import (
     ConfirmFunction,
-    Confirming,
     FormFunction,
     LogFunction,
     RootsFunction,
@@ -53,10 +49,10 @@ from weft.client.handlers import (
 )
 from weft.client.questions import RootLike
 from weft.client.requests.cache import (
+    MemoryCacheStore,
     ResponseCache,
     Toolbox,
     authorization_partition,
-    cache_from,
     identify_login,
     unique_name,
 )
@@ -101,25 +97,56 @@ class ConnectLock:
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
         self._is_ending = False  # True while `_end` runs
-        self.turn = asyncio.Lock()
-        self.changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
+        self._turn = asyncio.Lock()
+        self._changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
         self.closings = 0  # number of closes so far; a change that began before the latest close is interrupted
 
-    def change(self) -> _Change:
-        """Return a context manager that holds the lock. Raises ConnectionFailed if the client is closed meanwhile."""
-        return _Change(self)
+    @asynccontextmanager
+    async def change(self) -> AsyncGenerator[None]:
+        """Hold the lock during an `async with` block.
+
+        `close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other code
+        cancels the task, the block raises CancelledError as usual.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        closings, cancelling = self.closings, task.cancelling()  # cancellations that other code had requested before
+        async with self._turn:
+            if self.closings != closings:
+                raise closed()
+            self._changing = task
+            try:
+                yield
+            except BaseException as error:
+                was_closed = await self._has_closed(task, closings)
+                is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= cancelling
+                if was_closed and (is_ours or isinstance(error, WeftError)):
+                    raise closed() from None
+                raise
+            if await self._has_closed(task, closings):
+                raise closed()
+
+    async def _has_closed(self, task: asyncio.Task[Any], closings: int) -> bool:
+        """End the connection if the client was closed since there were `closings` closes. Return whether it was."""
+        if self._changing is None:
+            task.uncancel()  # because `close` has cancelled this task
+        self._changing = None
+        if self.closings == closings:
+            return False
+        await self.end()
+        return True
 
     async def close(self) -> None:
         """Cancel the task that holds the lock, and end the connection."""
         self.closings += 1
-        here, changing = asyncio.current_task(), self.changing
+        here, changing = asyncio.current_task(), self._changing
         assert here is not None
         if self._is_ending and here.cancelling():
             return  # the task that ends the connection waits for this one
         if changing is not None:
-            self.changing = None
+            self._changing = None
             changing.cancel()  # can be the current task, if a function called while connecting closes the client
-        async with self.turn:
+        async with self._turn:
             await self.end()
 
     async def end(self) -> None:
@@ -131,44 +158,18 @@ class ConnectLock:
             self._is_ending = False
 
 
-class _Change:
-    """A context manager that holds a `ConnectLock` during one `async with` block.
+Arguments: TypeAlias = Mapping[str, Any] | None
 
-    `ConnectLock.close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other
-    code cancels the task, the block raises CancelledError as usual.
-    """
 
-    def __init__(self, life: ConnectLock) -> None:
-        self._life = life
+class CallOptions(TypedDict, total=False):
+    """The options of `call_tool`, for its overloads."""
 
-    async def __aenter__(self) -> None:
-        life, task = self._life, asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()  # cancellations that other code had requested before
-        self._closings = life.closings
-        await life.turn.acquire()
-        if life.closings != self._closings:
-            life.turn.release()
-            raise closed()
-        life.changing = task
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        life, task = self._life, self._task
-        if life.changing is None:
-            task.uncancel()  # because `ConnectLock.close` has cancelled this task
-        life.changing = None
-        try:
-            if life.closings == self._closings:
-                return
-            await life.end()
-        finally:
-            life.turn.release()
-        is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= self._cancelling
-        if error is None or isinstance(error, WeftError) or is_ours:
-            raise closed() from None
+    raise_on_error: bool
+    timeout: float | None
+    progress: ProgressCallback | None
+    meta: Mapping[str, Any] | None
+    answers: Mapping[str, Any] | None
+    state: str | None
 
 
 _memory = Memory()  # which era each server speaks, for all clients of this process
@@ -217,7 +218,8 @@ class Client:
         manual_input: bool = False,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
-        self._limits = check_limits(limits)
+        check_limits(limits)
+        self._limits = limits
         self._eras = eras_for(eras, version)
         self._is_pinned = len(self._eras) == 1 or version is not None
         # From `sys.modules`, because `weft` imports this module.
@@ -232,18 +234,18 @@ class Client:
             sample=sample,
             sample_with_tools=sample_with_tools,
             roots=roots,
+            confirm=confirm,
             log=on_log,
             limits=limits,
         )
-        self._confirming = None if confirm is None else Confirming(confirm)
         declared = read_extensions(extensions)
         if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
         self._handlers.capabilities.extensions = declared or None
         self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
-        self._cache = cache_from(cache, limits)
-        self._is_caching = cache is not False
+        store = MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes)
+        self._cache = (ResponseCache(store) if cache else None) if isinstance(cache, bool) else cache
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
@@ -268,9 +270,7 @@ class Client:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
@@ -308,10 +308,10 @@ class Client:
             old_transport=dialled.old_transport,
         )
         view = None
-        if self._is_caching:
+        if self._cache is not None:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
-        self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
+        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
@@ -424,45 +424,27 @@ class Client:
     async def list_tools(self) -> list[Tool]:
         """Return all tools of the server. A tool with invalid header annotations is left out."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
-        return self._learn(tools, self._toolbox.learn_all)
+        return self._toolbox.learn(tools, mirrors=self._mirrors(), is_complete=True)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
         """Return one page of tools. Pass its `next_cursor` as `cursor` to get the next page."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
-        page.tools = self._learn(page.tools, self._toolbox.learn)
+        page.tools = self._toolbox.learn(page.tools, mirrors=self._mirrors())
         return page
 
-    def _learn(self, tools: list[Tool], learn: Callable[..., list[Tool]]) -> list[Tool]:
+    def _mirrors(self) -> bool:
+        """Return whether arguments of tools are repeated in HTTP headers."""
         link = self._connected()
-        return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
+        return link.era.mirrors_params and link.transport.stream_per_request
 
     @overload
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: None = None,
-        raise_on_error: bool = False,
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: None = None, **options: Unpack[CallOptions]
     ) -> ToolResult: ...
 
     @overload
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        result_type: type[T],
-        timeout: float | None = None,
-        progress: ProgressCallback | None = None,
-        meta: Mapping[str, Any] | None = None,
-        answers: Mapping[str, Any] | None = None,
-        state: str | None = None,
+        self, name: str, arguments: Arguments = None, *, result_type: type[T], **options: Unpack[CallOptions]
     ) -> T: ...
 
     @explain_arguments
@@ -491,8 +473,8 @@ class Client:
         """
         self._connected()
         given = arguments or {}
-        if self._confirming is not None:
-            given = await self._confirming.agreed(name, given, self._handlers.server)
+        if self._handlers.confirm is not None:
+            given = await self._handlers.agreed(self._handlers.confirm, name, given)
         params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
         try:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -506,22 +488,15 @@ class Client:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
             result = await self._exchange.request("tools/call", params, ToolResult, options)
         if self._check_output:
-            if not self._toolbox.knows(name) and result.structured_content is not UNSET:
-                await self._fetch_tools_once()
+            is_unknown = not self._toolbox.knows(name) and not self._toolbox.is_complete
+            if is_unknown and result.structured_content is not UNSET:  # the check needs the output schema of the tool
+                self._toolbox.is_complete = True  # so that this is tried only once until the list changes
+                with suppress(WeftError):  # the call itself has succeeded
+                    await self.list_tools()
             self._toolbox.check(name, result)
         if result.is_error and (raise_on_error or result_type is not None):
             raise ToolCallFailed(name, result)
         return result if result_type is None else read_value(name, result, result_type)
-
-    async def _fetch_tools_once(self) -> None:
-        """Fetch the tool list, because the check of a result needs the output schema of the tool.
-
-        Does nothing if the list was fetched, or that was tried, since the list last changed.
-        """
-        if not self._toolbox.is_complete:
-            self._toolbox.is_complete = True
-            with suppress(WeftError):  # the call itself has succeeded
-                await self.list_tools()
 
     # --- resources
 
@@ -560,7 +535,8 @@ class Client:
             return await self._exchange.request("resources/read", params, ReadResourceResult, options)
         except RemoteError as error:
             if link.era.is_missing(error.code, error.data):
-                raise resource_not_found(error, uri) from None
+                said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
+                raise RemoteError(error.code, said, error.data, not_found=True) from None
             raise
 
     # --- prompts
@@ -627,9 +603,7 @@ class Client:
     async def ping(self, *, timeout: float | None = None) -> None:
         """Check that the server answers. Raises UsageError if the protocol version has no ping."""
         if "ping" not in self._connected().era.methods:
-            raise UsageError(
-                "The protocol version spoken here has no ping; any request shows that the server is there."
-            )
+            raise UsageError("This protocol version has no ping; any request shows that the server is there.")
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
@@ -691,15 +665,9 @@ class Client:
         self._exchange.page_visits.receive(method, params)
         self._pages.receive(method)
         if method == "notifications/tools/list_changed":
-            self._toolbox.forget()
+            self._toolbox.is_complete = False
         link, cache = self._opened, self._exchange.cache
-        has_changed = method.endswith(("list_changed", "updated"))
-        if (
-            link is not None
-            and cache is not None
-            and has_changed
-            and cache.receive(method, msgspec.json.decode(params))
-        ):
+        if link is not None and cache is not None and cache.receive(method, params):
             link.spawn(cache.drop_stale())
         self._subscriptions.receive(method, params, origin)
         if self._on_notification is not None:
@@ -729,7 +697,6 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
     """
-    check_clients(clients, Client)
     found = [
         JoinedTool(joined_name(key, tool), tool, client)
         for key, client in clients.items()
@@ -739,29 +706,13 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """Return the unique name of a tool: the key of its client, `__`, the tool's name."""
-    return f"{key}{_BETWEEN}{tool.name}"
+    """Return the unique name of a tool: the key of its client, `__`, the tool's name. Raises UsageError for a bad key.
 
-
-def check_clients(clients: Any, kind: type) -> None:
-    """Raise UsageError unless `clients` is a dict of names to clients of the class `kind`.
-
-    The names of the tools begin with these names. So a name must consist of letters and digits, with single "_", "-"
-    or "." between them.
+    A key must consist of letters and digits, with single "_", "-" or "." between them.
     """
-    if not isinstance(clients, Mapping):
+    if not _KEY.fullmatch(key):
         raise UsageError(
-            f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "
-            "{'flights': flights, 'hotels': hotels}."
+            f"The server name {key[:100]!r} cannot begin the names of tools; use letters and digits, with single '_', "
+            "'-' or '.' between them."
         )
-    for key, client in cast("Mapping[Any, Any]", clients).items():
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise UsageError(
-                f"The server name {str(key)[:100]!r} cannot begin the names of tools; use letters and digits, with "
-                "single '_', '-' or '.' between them."
-            )
-        if not isinstance(client, kind):
-            raise UsageError(
-                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.join_tools` "
-                "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
-            )
+    return f"{key}{_BETWEEN}{tool.name}"

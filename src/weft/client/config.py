@@ -22,7 +22,7 @@ import os
 import re
 import shlex
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
@@ -41,7 +41,6 @@ _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableH
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_HALF_SCHEME = re.compile(r"(?P<scheme>https?):/*", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/\S*)?")
 _MAX_CONFIG_BYTES = 1024 * 1024
 
@@ -75,7 +74,7 @@ class Http:
         return self.url.partition("?")[0]
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Command:
     """A server to start as a child process. The repr leaves out the environment, which may contain secrets.
 
@@ -100,18 +99,13 @@ class Command:
         written: tuple[str, ...] = (),
         taken: tuple[str, ...] = (),
     ) -> None:
-        if on_stderr is not None:
-            check_function(on_stderr, "on_stderr(line)")
-        values = {
-            "command": _words(_split(command) if isinstance(command, str) else command, "The command"),
-            "env": dict(env or {}),
-            "cwd": None if cwd is None else str(cwd),
-            "on_stderr": on_stderr,
-            "written": written,
-            "taken": taken,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        check_function(on_stderr, "on_stderr(line)")
+        self.command = _words(_split(command) if isinstance(command, str) else command)
+        self.env = dict(env or {})
+        self.cwd = None if cwd is None else str(cwd)
+        self.on_stderr = on_stderr
+        self.written = written
+        self.taken = taken
 
     @property
     def line(self) -> str:
@@ -167,10 +161,10 @@ if the network is trusted.
         if is_config(target):
             return _from_servers(_servers(target), server)
         return _from_entry(target, "The entry")
-    if _is_list(target):
-        return Command(target)
+    if isinstance(target, list | tuple):
+        return Command(cast("Sequence[str]", target))
     raise UsageError(
-        f"A client cannot connect to something {_kind(target)}; give it a URL, a command as a list such as "
+        f"A client cannot connect to {kind_of(target)}; give it a URL, a command as a list such as "
         "['python', 'server.py'], a Server, an ASGI app, or an entry of an mcpServers configuration."
     )
 
@@ -221,9 +215,7 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         reason = _URL_FAULTS[refused.fault]
         raise UsageError(reason.format(url=shown_url(url), host=refused.host[:100], scheme=refused.scheme)) from None
     if parts.fragment:
-        raise UsageError(
-            f"{shown_url(url)} has a fragment, which is never sent to a server; leave out '#' and what follows it."
-        )
+        raise UsageError(f"{shown_url(url)} has a fragment, which no server gets; leave out '#' and what follows it.")
 
 
 _URL_FAULTS = {
@@ -236,17 +228,11 @@ _URL_FAULTS = {
 }
 
 
-def check_headers(headers: Any) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     """Raise UsageError if a header cannot be sent. The error does not show the header's value, which may be secret."""
-    if not isinstance(headers, Mapping):
-        raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
-    for name, value in cast("Mapping[Any, Any]", headers).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise UsageError(f"headers= has {kind_of(value)} at {str(name)[:60]!r}; names and values are text.")
+    for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
-            raise UsageError(
-                f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and special characters."
-            )
+            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and NUL.")
 
 
 # --- the forms of a target
@@ -256,15 +242,10 @@ def _from_text(text: str) -> Target:
     url = text.strip()
     if _SCHEME.match(url):
         return Http(url)
-    if found := _HALF_SCHEME.match(url):
-        rest = url[found.end() :].partition("?")[0][:200]
-        raise UsageError(f"{found[0] + rest!r} is not a URL; write {found['scheme']}://{rest}")
     if found := _HOST_AND_PORT.fullmatch(url):
         scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
         shown = url.partition("?")[0][:200]
-        raise UsageError(
-            f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
-        )
+        raise UsageError(f"{shown!r} is not a URL; if it is a server's address, write {scheme}://{shown}")
     return Command(text)
 
 
@@ -275,8 +256,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
     if shell := next((word for word in words if word in _SHELL_WORDS), None):
         raise UsageError(
-            f"The command has {shell!r}, which only a shell understands, but no shell is used; start one program, or "
-            f"write the command as a list if {shell!r} is meant as an argument."
+            f"The command has {shell!r}, which only a shell understands; start one program, or write it as a list."
         )
     return words
 
@@ -285,95 +265,79 @@ def _from_servers(entries: Mapping[str, Any], server: str | None) -> Target:
     if server is None and len(entries) == 1:
         server = next(iter(entries))
     if server is None or server not in entries:
-        near = None if server is None else closest(server, entries)
-        wanted = "has several servers" if server is None else f"has no server {server!r}"
-        by_option = f", for example with server={next(iter(entries))!r}" if server is None else ""
-        remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}{by_option}."
-        raise UsageError(f"The configuration {wanted}; {remedy}")
+        names = ", ".join(repr(name) for name in list(entries)[:20])
+        if server is None:
+            fault = f"has several servers; choose one of {names}, for example with server={next(iter(entries))!r}."
+        elif near := closest(server, entries):
+            fault = f"has no server {server!r}; did you mean {near!r}?"
+        else:
+            fault = f"has no server {server!r}; choose one of {names}."
+        raise UsageError(f"The configuration {fault}")
     return _from_entry(entries[server], f"The entry {server!r}")
 
 
-def _from_entry(entry: object, what: str, *, allow_insecure: bool = False) -> Target:
-    if not _is_mapping(entry):
-        raise UsageError(f"{what} is {_kind(entry)}; it needs to be an object with a 'command' or a 'url'.")
-    kind = entry.get("type", entry.get("transport"))
-    has_url, has_command = "url" in entry, "command" in entry
-    if has_url == has_command:
-        found = "has both 'command' and 'url'" if has_url else "has neither 'command' nor 'url'"
-        raise UsageError(f"{what} {found}; give it a 'command' to start, or a 'url' to connect to.")
-    if kind is not None and kind not in (_HTTP_KINDS if has_url else {"stdio"}):
-        raise UsageError(
-            f"{what} has the type {str(kind)[:40]!r}, which does not fit its {'url' if has_url else 'command'}; "
-            f"write {'http' if has_url else 'stdio'!r}, or leave it out."
-        )
-    return _from_url(entry, what, allow_insecure=allow_insecure) if has_url else _from_command(entry, what)
+class _Entry(msgspec.Struct):
+    """An entry of a configuration. Other members are ignored."""
+
+    url: str | None = None
+    headers: dict[str, str] | None = None
+    command: str | list[str] | None = None
+    args: list[str] | None = None
+    env: dict[str, str] | None = None
+    cwd: str | None = None
+    type: str | None = None
+    transport: str | None = None  # some programs write this instead of `type`
 
 
-def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> Http:
-    url = entry["url"]
-    if not isinstance(url, str):
-        raise UsageError(f"{what} has a 'url' that is {_kind(url)}; it needs to be text.")
-    variables = Variables(what)
-    url = variables.fill(url)
-    given = _texts(entry.get("headers"), f"{what} has 'headers'")
-    headers = {name: variables.fill(value) for name, value in given.items()}
+def _from_entry(given: object, what: str, *, allow_insecure: bool = False) -> Target:
     try:
-        return Http(url, headers=headers, allow_insecure=allow_insecure, taken=variables.taken)
+        entry = msgspec.convert(given, _Entry)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{what} cannot be used: {error}. Write values as text, in quotes.") from None
+    variables = Variables()
+    try:
+        if entry.url is not None and entry.command is None:
+            _check_kind(entry, _HTTP_KINDS, "http")
+            headers = {name: variables.fill(value) for name, value in (entry.headers or {}).items()}
+            url = variables.fill(entry.url)
+            return Http(url, headers=headers, allow_insecure=allow_insecure, taken=tuple(variables.taken))
+        if entry.command is not None and entry.url is None:
+            _check_kind(entry, {"stdio"}, "stdio")
+            return _from_command(entry, entry.command, variables)
     except UsageError as error:
         raise UsageError(f"{what} cannot be used. {error}") from None
+    raise UsageError(f"{what} cannot be used. Give it either a 'command' to start, or a 'url' to connect to.")
 
 
-def _from_command(entry: Mapping[str, Any], what: str) -> Command:
-    program, args, cwd = entry["command"], entry.get("args"), entry.get("cwd")
-    if not (args is None or _is_list(args)):
-        raise UsageError(f"{what} has 'args' that are {_kind(args)}; they need to be a list, one for each argument.")
-    if not (cwd is None or isinstance(cwd, str | Path)):
-        raise UsageError(f"{what} has a 'cwd' that is {_kind(cwd)}; it needs to be the path of a folder.")
-    given = _texts(entry.get("env"), f"{what} has 'env'")
-    of_env = Variables(what)
-    env = {name: of_env.fill(value) for name, value in given.items()}
+def _check_kind(entry: _Entry, allowed: Collection[str], usual: str) -> None:
+    kind = entry.type or entry.transport
+    if kind is not None and kind not in allowed:
+        raise UsageError(f"The type {kind[:40]!r} does not fit; write {usual!r}, or leave it out.")
+
+
+def _from_command(entry: _Entry, command: str | list[str], variables: Variables) -> Command:
+    env = {name: variables.fill(value) for name, value in (entry.env or {}).items()}
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
-            raise UsageError(
-                f"{what} has the variable {name[:60]!r} in 'env', which no environment can hold; remove '=' and NUL."
-            )
-    command = [*program, *(args or [])] if _is_list(program) else [program, *(args or [])]
-    written = _words(command, f"The command of {what[:1].lower()}{what[1:]}")
-    variables = Variables(what, env)
-    words = tuple(variables.fill(word) for word in written)
-    folder = None if cwd is None else variables.fill(str(cwd))
-    taken = tuple(dict.fromkeys(of_env.taken + variables.taken))
-    return Command(words, env=env, cwd=folder, written=() if words == written else written, taken=taken)
+            raise UsageError(f"It has the variable {name[:60]!r}, which no environment can hold; remove '=' and NUL.")
+    variables.own = env
+    written = _words([*([command] if isinstance(command, str) else command), *(entry.args or ())])
+    words = tuple(map(variables.fill, written))
+    folder = None if entry.cwd is None else variables.fill(entry.cwd)
+    shown = () if words == written else written
+    return Command(words, env=env, cwd=folder, written=shown, taken=tuple(variables.taken))
 
 
 # --- the parts of a target
 
 
-def _words(words: Sequence[Any], what: str) -> tuple[str, ...]:
-    found = tuple(_word(word, what) for word in words)
+def _words(words: Sequence[Any]) -> tuple[str, ...]:
+    found = tuple(str(word) if isinstance(word, Path) else word for word in words)
+    if not all(isinstance(word, str) and "\0" not in word for word in found):
+        raise UsageError("The command cannot be started: every part of a command is text, without NUL characters.")
     if not found or not found[0].strip():
-        raise UsageError(f"{what} is empty; name the program to start, such as ['python', 'server.py'].")
+        raise UsageError("The command is empty; name the program to start, such as ['python', 'server.py'].")
     return found
-
-
-def _word(word: Any, what: str) -> str:
-    text = str(word) if isinstance(word, Path) else word
-    if not isinstance(text, str):
-        raise UsageError(f"{what} has something {_kind(text)} in it; every part of a command is text.")
-    if "\0" in text:
-        raise UsageError(f"{what} has a NUL character in it, which no program can be given; take it out.")
-    return text
-
-
-def _texts(given: object, what: str) -> dict[str, str]:
-    if given is None:
-        return {}
-    if not _is_mapping(given):
-        raise UsageError(f"{what} that are {_kind(given)}; they need to be an object of names and texts.")
-    for name, value in given.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{what} in which {str(name)[:60]!r} is {_kind(value)}; write it as text, in quotes.")
-    return dict(given)
 
 
 def _servers(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -397,7 +361,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"The configuration {path} is not JSON: {error}.") from None
     if not _is_mapping(config):
-        raise UsageError(f"The configuration {path} is {_kind(config)}; it needs to be an object with 'mcpServers'.")
+        raise UsageError(f"The configuration {path} is {kind_of(config)}; it needs to be an object with 'mcpServers'.")
     return config
 
 
@@ -405,40 +369,19 @@ def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
 
 
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, list | tuple)
-
-
-def _kind(value: object) -> str:
-    return f"of the type {type(value).__name__!r}"
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(repr(name) for name in list(names)[:20])
-
-
 _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<other>[^}]*))?\}")
 
 
+@dataclass(slots=True)
 class Variables:
     """Replaces the variables in the texts of one entry by their values.
 
-    `what` names the entry in error messages. `own` are the variables in the entry's `env`. They are used before those
-    of the environment.
-
-    >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
+    >>> Variables({"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
     """
 
-    def __init__(self, what: str, own: Mapping[str, str] | None = None) -> None:
-        self._what = what  # the name of the entry, for error messages
-        self._own = own or {}  # variables from the entry's `env`, which have priority
-        self._taken: dict[str, None] = {}  # names of variables that came from the environment
-
-    @property
-    def taken(self) -> tuple[str, ...]:
-        """The names of the variables whose values `fill` took from the environment."""
-        return tuple(self._taken)
+    own: Mapping[str, str] = field(default_factory=dict[str, str])  # the entry's `env`, used before the environment
+    taken: dict[str, None] = field(default_factory=dict[str, None])  # names of those that came from the environment
 
     def fill(self, text: str) -> str:
         """Return the text with all variables replaced. Raises UsageError if a variable has no value and no default."""
@@ -447,15 +390,12 @@ class Variables:
     def _value(self, found: re.Match[str]) -> str:
         name, other = found["name"], found["other"]
         if found["kind"] not in (None, "env"):
-            raise UsageError(
-                f"{self._what} has {found[0][:60]!r}, which only some editors can replace; write ${{NAME}} for a "
-                "variable of the environment."
-            )
-        value = self._own.get(name)
+            raise UsageError(f"It has {found[0][:60]!r}, which only some editors can replace; write ${{NAME}} instead.")
+        value = self.own.get(name)
         if value is None and (value := os.environ.get(name)):
-            self._taken[name] = None
+            self.taken[name] = None
         if value:
             return value
         if other is None and value is None:
-            raise UsageError(f"{self._what} needs the variable {name[:60]!r} of the environment, which is not set.")
+            raise UsageError(f"It needs the variable {name[:60]!r} of the environment, which is not set.")
         return other or ""

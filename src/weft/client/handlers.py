@@ -61,7 +61,7 @@ from weft.types.lifecycle import (
     SamplingCapability,
 )
 
-_own_log = logging.getLogger("weft.client.handlers")
+_log = logging.getLogger("weft.client.handlers")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]
 UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
@@ -73,6 +73,19 @@ USER_REJECTED = -1  # error code for a refused sampling request
 _MAX_LOGS = 1000  # log messages that wait for an async function; if there are more, the oldest are dropped
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
+    server: str
+
+
+ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class ServerRequestHandlers:
     """Answers the requests of the server with the program's functions.
 
@@ -81,50 +94,40 @@ class ServerRequestHandlers:
     ElicitationCapability(form={}, url=None)
     """
 
-    def __init__(
-        self,
-        *,
-        elicit: FormFunction | None = None,
-        elicit_url: UrlFunction | None = None,
-        sample: SampleFunction | None = None,
-        sample_with_tools: SampleFunction | None = None,
-        roots: Iterable[RootLike] | RootsFunction | None = None,
-        log: LogFunction | None = None,
-        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
-    ) -> None:
-        self._seldom = Seldom(_own_log)  # rate-limited, because the server can cause these log lines at will
-        given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
-        for option, function in given.items():
-            if function is not None:
-                check_function(function, f"{option}(question)")
-        if callable(roots):
-            check_function(roots, "roots()")
-        self._elicit = elicit
-        self._elicit_url = elicit_url
-        self._sample = sample or sample_with_tools
-        self._sample_with_tools = sample_with_tools
-        self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self._log = queue_for(log, _MAX_LOGS, "on_log(message)")
-        self.server = ""  # name and place of the server, shown with questions; set after the negotiation
-        self.capabilities = self._declared()  # capabilities of both eras; each era sends only its own
-        self._call = Functions().call
-        self._limits = limits
-        self._allowance = Allowance(limits.asks_per_minute, 60.0)
-        self._answers = {
-            "elicitation/create": (elicit or elicit_url, self._answer_elicitation),
-            "sampling/createMessage": (self._sample, self._answer_sampling),
-            "roots/list": (self._roots is not None, self._answer_roots),
-        }
+    elicit: FormFunction | None = None
+    elicit_url: UrlFunction | None = None
+    sample: SampleFunction | None = None
+    sample_with_tools: SampleFunction | None = None
+    roots: Iterable[RootLike] | RootsFunction | None = None
+    confirm: ConfirmFunction | None = None
+    log: LogFunction | None = None
+    limits: ClientLimits = DEFAULT_CLIENT_LIMITS
+    server: str = ""  # name and place of the server, shown with questions; set after the negotiation
 
-    def _declared(self) -> ClientCapabilities:
-        has_form, has_url = self._elicit is not None, self._elicit_url is not None
-        elicitation = ElicitationCapability({} if has_form else None, {} if has_url else None)
-        sampling = SamplingCapability(tools={} if self._sample_with_tools else None)
-        return ClientCapabilities(
-            roots=None if self._roots is None else RootsCapability(list_changed=True),
-            sampling=sampling if self._sample else None,
-            elicitation=elicitation if has_form or has_url else None,
-        )
+    def __post_init__(self) -> None:
+        for form in ("elicit(question)", "elicit_url(question)", "sample(question)", "sample_with_tools(question)"):
+            check_function(getattr(self, form.partition("(")[0]), form)
+        check_function(self.confirm, "confirm(call)")
+        if callable(self.roots):
+            check_function(self.roots, "roots()")
+        elif self.roots is not None:
+            self.roots = read_roots(self.roots)
+        self._logs = queue_for(self.log, _MAX_LOGS, "on_log(message)")
+        self._seldom = Seldom(_log)  # rate-limited, because the server can cause these log lines at will
+        self._call = Functions().call
+        self._allowance = Allowance(self.limits.asks_per_minute, 60.0)
+        self._answers: dict[str, Callable[[Any], Awaitable[dict[str, Any]]]] = {}  # by method
+        self.capabilities = ClientCapabilities()  # of both eras; each era sends only its own
+        if self.elicit or self.elicit_url:
+            elicitation = ElicitationCapability({} if self.elicit else None, {} if self.elicit_url else None)
+            self.capabilities.elicitation = elicitation
+            self._answers["elicitation/create"] = self._answer_elicitation
+        if self.sample or self.sample_with_tools:
+            self.capabilities.sampling = SamplingCapability(tools={} if self.sample_with_tools else None)
+            self._answers["sampling/createMessage"] = self._answer_sampling
+        if self.roots is not None:
+            self.capabilities.roots = RootsCapability(list_changed=True)
+            self._answers["roots/list"] = self._answer_roots
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
         """Return the result for one request of the server. `params` are a mapping or raw JSON.
@@ -133,13 +136,10 @@ class ServerRequestHandlers:
         -32602 if the question breaks the rules, and -1 if the program refuses to sample. It is -32603 if the server
         asks too often, if the program's function fails, or if its answer cannot be sent.
         """
-        has_function, answer = self._answers.get(method, (None, None))
-        if not has_function or answer is None:
+        if (answer := self._answers.get(method)) is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
         if self._allowance.wait():
-            raise InternalError(
-                f"Internal error: this client takes {self._limits.asks_per_minute} questions a minute; ask less often."
-            )
+            raise InternalError(f"Internal error: this client takes {self.limits.asks_per_minute} questions a minute.")
         try:
             return await answer(params)
         except (ProtocolError, asyncio.CancelledError, KeyboardInterrupt):
@@ -156,19 +156,33 @@ class ServerRequestHandlers:
 
     def receive(self, method: str, params: Any = None) -> None:
         """Call the program's function `log` if the notification is a log message. Ignore other notifications."""
-        if method != "notifications/message" or self._log is None:
+        if method != "notifications/message" or self._logs is None:
             return
         try:
             message = read_params(params, LogMessageParams, method)
         except InvalidParams:
-            _own_log.debug("The server sent an invalid log message.")
+            _log.debug("The server sent an invalid log message.")
         else:
-            self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
+            self._logs.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
         """Cancel the running call of the program's function `log`, and drop the log messages that wait for it."""
-        if self._log is not None:
-            await self._log.stop()
+        if self._logs is not None:
+            await self._logs.stop()
+
+    async def agreed(self, confirm: ConfirmFunction, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask `confirm` about a tool call, whatever the server says about the tool. Return the arguments to send.
+
+        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
+        function returns anything but True.
+        """
+        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
+        if await self._call(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
+            _log.info("The call of the tool %r of %s was declined.", name, self.server)
+            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
+        _log.info("The call of the tool %r of %s was confirmed.", name, self.server)
+        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
+        return confirmed
 
     # --- elicitation
 
@@ -176,23 +190,23 @@ class ServerRequestHandlers:
         params = read_params(raw, ElicitParams, "elicitation/create")
         if params.mode == "url":
             return await self._answer_url(params)
-        if self._elicit is None:
+        if self.elicit is None:
             raise InvalidParams("Invalid params: this client did not declare elicitation by form.")
         if params.requested_schema is None:
             raise InvalidParams("Invalid params: elicitation by form needs a requestedSchema.")
         form = Form(params.requested_schema)
         question = FormQuestion(params.message, params.requested_schema, form.defaults, self.server)
-        action, content = read_action(await self._call(self._elicit, question))
+        action, content = read_action(await self._call(self.elicit, question))
         if action != "accept":
             return {"action": action}
         return {"action": action, "content": form.checked({**form.defaults, **(content or {})})}
 
     async def _answer_url(self, params: ElicitParams) -> dict[str, Any]:
-        if self._elicit_url is None:
+        if self.elicit_url is None:
             raise InvalidParams("Invalid params: this client did not declare elicitation by URL.")
         host, warnings = check_page(params.url or "")
         question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
-        action, _ = read_action(await self._call(self._elicit_url, question))
+        action, _ = read_action(await self._call(self.elicit_url, question))
         return {"action": action}  # only whether the user consents
 
     # --- sampling
@@ -200,7 +214,7 @@ class ServerRequestHandlers:
     async def _answer_sampling(self, raw: Any) -> dict[str, Any]:
         params = read_params(raw, CreateMessageParams, "sampling/createMessage")
         with_tools = params.tools is not None or params.tool_choice is not None
-        function = self._sample_with_tools if with_tools else self._sample
+        function = self.sample_with_tools if with_tools else self.sample or self.sample_with_tools
         if function is None:
             raise InvalidParams("Invalid params: this client did not declare sampling with tools.")
         check_sampling(params)
@@ -210,9 +224,7 @@ class ServerRequestHandlers:
         if isinstance(answer, str):
             answer = CreateMessageResult("assistant", TextContent(answer), model="unknown", stop_reason="endTurn")
         if not isinstance(answer, CreateMessageResult):
-            raise UsageError(
-                f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None to refuse."
-            )
+            raise UsageError(f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None.")
         fault = fault_of_answer(params, answer)
         if fault is not None:
             raise UsageError(f"sample= returned an answer that cannot be sent: {fault}")
@@ -222,7 +234,7 @@ class ServerRequestHandlers:
     # --- roots
 
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
-        found = await self._call(self._roots) if callable(self._roots) else self._roots
+        found = await self._call(self.roots) if callable(self.roots) else self.roots
         plain: dict[str, Any] = msgspec.to_builtins(
             ListRootsResult(await asyncio.to_thread(reachable, read_roots(found), self._seldom))
         )
@@ -266,45 +278,6 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
     return " and ".join(options)
 
 
-log = logging.getLogger("weft.client.handlers")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
-    server: str
-
-
-ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
-
-
-class Confirming:
-    """Asks the function `confirm=` before every tool call, whatever the server's annotations say about the tool."""
-
-    def __init__(self, function: ConfirmFunction) -> None:
-        check_function(function, "confirm(call)")
-        self._function = function
-        self._functions = Functions()
-
-    async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Ask the function about a call, and return the arguments to send.
-
-        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
-        function returns anything but True.
-        """
-        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
-        shown = ToolCall(name, msgspec.json.decode(as_sent), server)
-        if await self._functions.call(self._function, shown) is not True:
-            log.info("The call of the tool %r of %s was declined.", name, server)
-            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
-        log.info("The call of the tool %r of %s was confirmed.", name, server)
-        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
-        return confirmed
-
-
 @dataclass(frozen=True, slots=True)
 class CommandQuestion:
     """The question whether a program may be started. Show the user the whole `command` and all `warnings`."""
@@ -313,10 +286,13 @@ class CommandQuestion:
     warnings: tuple[str, ...]
 
 
-_RIGHTS = frozenset({"doas", "pkexec", "runas", "su", "sudo"})
-_SHELLS = frozenset({"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"})
-_REMOVERS = frozenset({"dd", "del", "mkfs", "rm", "rmdir", "shred"})
-_FETCHERS = frozenset({"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"})
+_SHELLS = {"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"}
+_SUSPICIOUS = {  # what is said about programs of these names
+    "asks for more rights than you have": {"doas", "pkexec", "runas", "su", "sudo"},
+    "is a shell, which does whatever its arguments say": _SHELLS,
+    "can remove files": {"dd", "del", "mkfs", "rm", "rmdir", "shred"},
+    "talks to other machines": {"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"},
+}
 _PRIVATE = re.compile(r"(?i)\.(aws|docker|gnupg|kube|netrc|ssh)\b|/etc/|id_(rsa|ed25519)|\\System32\\")
 _LOADERS = re.compile(
     r"(?i)(LD_|DYLD_|UV_|PIP_|NPM_CONFIG_|GIT_).*|PATH|NODE_OPTIONS|NODE_PATH|PYTHON(PATH|STARTUP|HOME|BREAKPOINT)|PERL5(OPT|LIB)"
@@ -334,12 +310,7 @@ def command_question(target: Command) -> CommandQuestion:
     words = [word for part in target.command for word in part.split()]
     names = [PurePath(word.replace("\\", "/")).name.lower().removesuffix(".exe") for word in words]
     warnings = ["It runs on this machine with all your rights: start it only if you trust where it comes from."]
-    for known, what in (
-        (_RIGHTS, "asks for more rights than you have"),
-        (_SHELLS, "is a shell, which does whatever its arguments say"),
-        (_REMOVERS, "can remove files"),
-        (_FETCHERS, "talks to other machines"),
-    ):
+    for what, known in _SUSPICIOUS.items():
         warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
     warnings += [f"{word!r} names a place for secrets or system files." for word in words if _PRIVATE.search(word)]
     assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`

@@ -23,12 +23,7 @@ from weft.net.logs import Seldom
 from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
-from weft.types.interaction import (
-    CreateMessageParams,
-    ElicitResult,
-    ModelPreferences,
-    Root,
-)
+from weft.types.interaction import CreateMessageParams, ElicitResult, ModelPreferences, Root
 
 T = TypeVar("T")
 Action = Literal["accept", "decline", "cancel"]
@@ -73,11 +68,8 @@ def preferred_model(preferences: ModelPreferences | None, available: Sequence[st
     >>> preferred_model(ModelPreferences(hints=[ModelHint("opus"), ModelHint("haiku")]), ["claude-haiku", "gpt"])
     'claude-haiku'
     """
-    for hint in (preferences and preferences.hints) or ():
-        for model in available:
-            if hint.name and hint.name.lower() in model.lower():
-                return model
-    return None
+    hints = [hint.name.lower() for hint in (preferences and preferences.hints) or () if hint.name]
+    return next((model for hint in hints for model in available if hint in model.lower()), None)
 
 
 # --- reading questions
@@ -126,18 +118,17 @@ class Form:
         """Return the answers to send to the server. Raises UsageError if they do not match the schema."""
         from weft.forms import parse_form
 
-        if self._validator is None:
-            try:
+        try:
+            if self._validator is None:
                 filled: dict[str, Any] = parse_form(self._schema, content)
-            except ValueError as error:
-                raise UsageError(f"elicit= returned an answer that cannot be sent: {error}") from None
-            return filled
-        asked = {name: value for name, value in content.items() if name in self._schema["properties"]}
-        problems = [str(problem) for problem in self._validator.problems(asked)]
-        if not problems and not all(_is_plain(value) for value in asked.values()):
-            problems = ["A field is text, a number, true or false, or a list of texts."]
-        if problems:
-            raise UsageError(f"elicit= returned an answer that cannot be sent: {' '.join(problems)}")
+                return filled
+            asked = {name: value for name, value in content.items() if name in self._schema["properties"]}
+            if problems := self._validator.problems(asked):
+                raise ValueError(" ".join(map(str, problems)))
+            if not all(map(_is_plain, asked.values())):
+                raise ValueError("A field is text, a number, true or false, or a list of texts.")
+        except ValueError as error:
+            raise UsageError(f"elicit= returned an answer that cannot be sent: {error}") from None
         return asked
 
 
@@ -152,16 +143,8 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
     try:
         check_uri(url)
         host = read_url(url).hostname or ""
-    except ValueError:
-        raise InvalidParams("Invalid params: `url` is not a URL.") from None
-    except UrlRefused as refused:
-        if refused.fault == "credentials":
-            text = "a user is not sent to a URL with a name or password before its host."
-        elif refused.fault == "malformed":
-            text = "`url` is not a URL."
-        else:
-            text = "a user is sent to https URLs only, or to http on their own machine."
-        raise InvalidParams(f"Invalid params: {text}") from None
+    except (ValueError, UrlRefused):
+        raise InvalidParams("Invalid params: `url` must be https (on localhost, http) without a password.") from None
     warnings: list[str] = []
     if any(label.startswith("xn--") for label in host.lower().split(".")):
         warnings.append(f"The host {host} is written in Punycode: it may imitate the name of another host.")
@@ -199,8 +182,7 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
     if isinstance(answer, str) and answer in get_args(Action):
         return cast("Action", answer), None
     raise UsageError(
-        f"The function that asks the user returned {kind_of(answer)}; return a dict with the answers, True, 'accept', "
-        "'decline' or 'cancel'."
+        f"The function returned {kind_of(answer)}; return a dict with answers, True, 'accept', 'decline' or 'cancel'."
     )
 
 
@@ -223,9 +205,7 @@ def _root(root: RootLike) -> Root:
         return _root(Root(root) if "://" in root else cast("RootLike", Path(root)))
     parts = urlsplit(root.uri)
     if parts.scheme != "file":
-        raise UsageError(
-            f"The root {root.uri[:100]!r} is not a file:// URI; give a path, or a URI such as file:///home."
-        )
+        raise UsageError(f"The root {root.uri[:100]!r} is not a file:// URI; give a path, or such a URI.")
     try:
         check_uri(root.uri)
     except ValueError as error:
@@ -238,13 +218,9 @@ def _root(root: RootLike) -> Root:
 
 def reachable(roots: Sequence[Root], log: Seldom) -> list[Root]:
     """Return the roots that exist and can be read. Log a warning for each of the others."""
-    found: list[Root] = []
-    for root in roots:
-        if os.access(_path(root), os.R_OK):
-            found.append(root)
-        else:
-            uri = root.uri
-            log.warning("The root %s does not exist or cannot be read; it is not sent to the server.", uri, about=uri)
+    found = [root for root in roots if os.access(_path(root), os.R_OK)]
+    for uri in {root.uri for root in roots} - {root.uri for root in found}:
+        log.warning("The root %s does not exist or cannot be read; it is not sent to the server.", uri, about=uri)
     return found
 
 

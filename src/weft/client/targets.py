@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import msgspec
-
 from weft.client.config import Asgi, Command, Http, parse_target
-from weft.client.connection.transport import NO_HEADERS, Auth, MemoryTransport, Piped, Transport
+from weft.client.connection.transport import Auth, MemoryTransport, Piped, Transport
 from weft.errors import UsageError
 from weft.limits import ClientLimits
 
 
-class Dialled(msgspec.Struct):
+@dataclass(slots=True, repr=False)  # without repr, because headers and auth may be secret
+class Dialled:
     """A transport that is not open yet, with the facts that identify its server and its user."""
 
     transport: Transport
     key: str | None = None  # URL under which the era of the server is remembered
-    headers: Mapping[str, str] = NO_HEADERS  # the headers that the program gave
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # the headers that the program gave
     auth: Auth | str | None = None
     old_transport: Callable[[], Transport] | None = None  # creates the HTTP+SSE transport, which is tried last
-
-    def __repr__(self) -> str:
-        return f"Dialled({self.transport.where!r}, headers={sorted(self.headers)})"  # names only; values may be secret
 
 
 def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: Auth | str | None = None) -> Dialled:
@@ -38,19 +34,22 @@ def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: 
     `server` is the name of the entry to use, if the target is a configuration. `auth` is allowed for a URL or an app.
     Raises UsageError if a client cannot connect to such a target.
     """
-    if isinstance(target, type):
-        raise UsageError(f"A client was given the class {target.__name__}; give it an instance of it.")
+    if isinstance(target, type) or (inspect.isroutine(target) and not _takes_three(target)):
+        kind = "class" if isinstance(target, type) else "function"
+        raise UsageError(
+            f"A client was given the {kind} {getattr(target, '__name__', '')!r}, which is not a server. Give a Server "
+            "(with the function registered at it), an ASGI app, a URL or a command."
+        )
     if isinstance(target, Piped):
         name = getattr(target, "name", None) or type(target).__name__
         return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
     if hasattr(target, "stream_per_request"):  # a transport
         return Dialled(cast("Transport", target))
-    if inspect.isroutine(target) and not _takes_three(target):
-        raise UsageError(
-            f"A client was given the function {getattr(target, '__name__', '')!r}, which is not a server. Give the "
-            "Server that it is registered at, an ASGI app, a URL or a command."
-        )
-    found = _as_value(target, server)
+    found: Http | Command | Asgi
+    if isinstance(target, Asgi):
+        found = target
+    else:
+        found = Asgi(target) if callable(target) else parse_target(target, server=server)
     if isinstance(found, Command):
         from weft.client.stdio import StdioTransport
 
@@ -65,12 +64,6 @@ def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: 
             raise UsageError("auth= was given twice, to the client and to its target; leave one of them out.")
         found = replace(found, auth=auth)
     return _dial_app(found, limits) if isinstance(found, Asgi) else _dial_url(found, limits)
-
-
-def _as_value(target: Any, server: str | None) -> Http | Command | Asgi:
-    if isinstance(target, Asgi):
-        return target
-    return Asgi(target) if callable(target) else parse_target(target, server=server)
 
 
 def _takes_three(function: Any) -> bool:
@@ -92,10 +85,7 @@ def _dial_url(target: Http, limits: ClientLimits) -> Dialled:
     url, headers = target.url, target.headers
     proxy = None if target.proxy is None else read_proxy(target.proxy)
     if any(name.lower() == "proxy-authorization" for name in headers):
-        raise UsageError(
-            "The header 'Proxy-Authorization' would go to the server; write the credentials of a proxy into proxy=, as "
-            "http://name:password@host:port."
-        )
+        raise UsageError("'Proxy-Authorization' would go to the server; write proxy='http://name:password@host:port'.")
     auth = _auth(target)
 
     def wire() -> AiohttpWire:

@@ -333,10 +333,7 @@ def test_what_is_one(given: str, url: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize("target", ["https://x.example/mcp", {"url": "https://x.example/mcp"}])
 def test_credentials_for_a_proxy_are_no_header_of_the_server(target: Any) -> None:
     headers = {"proxy-authorization": f"Basic {SECRET}"}
-    expected = (
-        "The header 'Proxy-Authorization' would go to the server; write the credentials of a proxy into proxy=, as "
-        "http://name:password@host:port."
-    )
+    expected = "'Proxy-Authorization' would go to the server; write proxy='http://name:password@host:port'."
     with pytest.raises(UsageError) as caught:
         Client({**target, "headers": headers} if isinstance(target, dict) else Http(target, headers=headers))
     assert str(caught.value) == expected

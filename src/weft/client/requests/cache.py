@@ -22,48 +22,37 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from weft.client.argument_checks import kind_of
 from weft.client.results import ToolResult
 from weft.errors import InvalidAnswer, UsageError
-from weft.limits import ClientLimits
-from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, find_mirrors, mirror_values
 from weft.protocol.schema import SchemaError, Validator, compile_schema
 from weft.types.features import Tool
 
 log = logging.getLogger("weft.client")
 
-CACHEABLE = frozenset(
-    {
-        "prompts/list",
-        "resources/list",
-        "resources/read",
-        "resources/templates/list",
-        "server/discover",
-        "tools/list",
-    }
-)
-"""The methods whose results may be cached."""
-
 _READ = "resources/read"
-_CHANGES: Mapping[str, tuple[str, ...]] = {
+_CHANGES: Mapping[str, tuple[str, ...]] = {  # notification of a change: the methods with other results since then
     "notifications/prompts/list_changed": ("prompts/list",),
     "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
     "notifications/resources/updated": (_READ,),
     "notifications/tools/list_changed": ("tools/list",),
 }
+
+CACHEABLE = frozenset({"server/discover", *(method for methods in _CHANGES.values() for method in methods)})
+"""The methods whose results may be cached."""
+
 _NOT_IN_KEY = ("_meta", "cursor")  # params that are not part of `CacheKey.params`
 _ROUNDS = ("inputResponses", "requestState")  # params of later rounds; their results are not cached
 _MAX_SECONDS = 24 * 3600.0  # longest lifetime of an entry, also if the server allows more
 _MAX_PARENTS = 64  # slashes in a URI whose parents are dropped, too
-_MAX_CHANGES = 4096  # methods of servers whose last change is remembered
 _MAX_STALE = 1024  # params that wait to be dropped; if there are more, all entries of the method are dropped
 
 
@@ -165,9 +154,8 @@ class ResponseCache:
         self.store: CacheStore = MemoryCacheStore() if store is None else store
         self.clock = clock
         self.max_seconds = max_seconds
-        self._count = 0  # number of changes so far, in all views
-        self._changed: dict[tuple[str, str], int] = {}  # the count at the last change of each server and method
-        self._floor = 0  # the count for servers and methods that are not in `_changed` any more
+        self.changes = 0  # number of changes so far, of all servers
+        self._changed: dict[str, int] = {}  # number of the last change of each method
 
     def view(self, server: str, partition: str = "") -> CacheView:
         """Return the part of the cache that one client uses.
@@ -177,37 +165,30 @@ class ResponseCache:
         """
         return CacheView(self, server, partition)
 
-    def mark(self) -> int:
-        """Return the number of changes noted so far, for `has_changed`."""
-        return self._count
-
-    def note_change(self, server: str, method: str) -> None:
+    def note_change(self, method: str) -> None:
         """Note a change of a method's results, so that results of requests sent before the change are not cached."""
-        if len(self._changed) >= _MAX_CHANGES:
-            self._changed.clear()
-            self._floor = self._count + 1
-        self._count += 1
-        self._changed[server, method] = self._count
+        self.changes += 1
+        self._changed[method] = self.changes
 
-    def has_changed(self, server: str, method: str, mark: int) -> bool:
-        """Return whether a change was noted for this server and method since `mark()` returned `mark`."""
-        return max(self._changed.get((server, method), 0), self._floor) > mark
+    def has_changed(self, method: str, mark: int) -> bool:
+        """Return whether a change of this method was noted since `changes` had the value `mark`."""
+        return self._changed.get(method, 0) > mark
 
 
+@dataclass(eq=False)
 class CacheView:
     """The part of a cache for one server and one authorization."""
 
-    def __init__(self, cache: ResponseCache, server: str, partition: str) -> None:
-        self._cache = cache
-        self._server = server
-        self._partition = partition
-        # Params of changed entries that are still in the store, by method. None means all entries of the method.
-        self._stale: dict[str, set[bytes] | None] = {}
-        self._is_dropping = False  # True while `drop_stale` runs
+    cache: ResponseCache
+    server: str
+    partition: str
+    # Params of changed entries that are still in the store, by method. An empty set stands for all entries.
+    _stale: dict[str, set[bytes]] = field(default_factory=dict[str, set[bytes]])
+    _is_dropping: bool = False  # True while `drop_stale` runs
 
     def mark(self) -> int:
         """Return a mark for `put`. Call this before a request is sent, so that `put` can notice changes since then."""
-        return self._cache.mark()
+        return self.cache.changes
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
         """Return the cached result for a request, or None if there is no fresh one."""
@@ -216,46 +197,44 @@ class CacheView:
             return None
         with _spared():
             partition = await self._scope(key)
-            entry = None if partition is _NOWHERE else await self._cache.store.get(key._replace(partition=partition))
-            return entry.result if entry is not None and self._cache.clock() < entry.fresh_until else None
+            entry = None if partition is _NOWHERE else await self.cache.store.get(key._replace(partition=partition))
+            return entry.result if entry is not None and self.cache.clock() < entry.fresh_until else None
         return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
         """Store a result, if the server allows caching and no change was noted since `mark()` returned `mark`."""
         key = self._key(method, params)
-        if key is None or self._cache.has_changed(self._server, method, mark):
+        if key is None or self.cache.has_changed(method, mark):
             return
         seconds, is_public = _hints(result)
         if seconds <= 0:
             return
-        partition = None if is_public else self._partition
+        partition = None if is_public else self.partition
         with _spared():
             held = await self._scope(key)
             if key.cursor is not None and held != partition:
                 return  # the first page has another scope, or is not in the store
             if held not in (_NOWHERE, partition):  # the scope of the list has changed, so drop its pages
-                await self._cache.store.drop(self._server, method, {key.params})
-            fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
-            await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
-            if self._cache.has_changed(self._server, method, mark):  # there was a change while the store was busy
-                await self._cache.store.drop(self._server, method, {key.params})
+                await self.cache.store.drop(self.server, method, {key.params})
+            fresh_until = self.cache.clock() + min(seconds, self.cache.max_seconds)
+            await self.cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
+            if self.cache.has_changed(method, mark):  # there was a change while the store was busy
+                await self.cache.store.drop(self.server, method, {key.params})
 
-    def receive(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
+    def receive(self, method: str, params: bytes) -> bool:
         """Mark the entries that a notification of a change concerns as stale. Ignore other notifications.
 
         Returns whether the caller must run `drop_stale`. If `drop_stale` already runs, the caller need not: that run
         drops these entries, too.
         """
         for stale in _CHANGES.get(method, ()):
-            self._cache.note_change(self._server, stale)
-            uri = (params or {}).get("uri")
-            waiting = self._stale.setdefault(stale, set())
-            if waiting is None:
-                continue
-            if stale == _READ and isinstance(uri, str) and uri.count("/") <= _MAX_PARENTS:
-                waiting.update(_canonical({"uri": part}) for part in _with_parents(uri))
-            if not waiting or len(waiting) > _MAX_STALE:
-                self._stale[stale] = None
+            self.cache.note_change(stale)
+            changed = _with_parents(params) if stale == _READ else set[bytes]()
+            waiting = self._stale.setdefault(stale, changed)
+            if waiting:
+                waiting |= changed
+            if not changed or len(waiting) > _MAX_STALE:
+                waiting.clear()
         return bool(self._stale) and not self._is_dropping
 
     async def drop_stale(self) -> None:
@@ -263,31 +242,27 @@ class CacheView:
         self._is_dropping = True
         try:
             while self._stale:
-                await self._drop(*self._stale.popitem())
+                method, params = self._stale.popitem()
+                await self._drop(method, params or None)
         finally:
             self._is_dropping = False
 
-    async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Drop the entries that a notification of a change concerns from the store. Ignore other notifications."""
-        if self.receive(method, params):
-            await self.drop_stale()
-
     async def drop(self, method: str) -> None:
         """Drop all entries of a method, for example because a cursor was refused."""
-        self._cache.note_change(self._server, method)
+        self.cache.note_change(method)
         await self._drop(method)
 
     async def _drop(self, method: str, params: Collection[bytes] | None = None) -> None:
         with _spared():
-            await self._cache.store.drop(self._server, method, params)
+            await self.cache.store.drop(self.server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
         """Return the partition that has the result. For a page of a list, return the partition that has the first page.
 
         The private partition is searched first, then the public one (None). Returns `_NOWHERE` if it is in neither.
         """
-        for partition in (self._partition, None):
-            if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
+        for partition in (self.partition, None):
+            if await self.cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
                 return partition
         return _NOWHERE
 
@@ -296,14 +271,11 @@ class CacheView:
         given = params or {}
         if method not in CACHEABLE or any(name in given for name in _ROUNDS):
             return None
-        cursor = given.get("cursor")
-        if not (cursor is None or isinstance(cursor, str)):
-            return None
         try:
             canonical = _canonical(given)
         except (TypeError, ValueError, RecursionError):
             return None  # the request cannot be sent either, and raises an error then
-        return CacheKey(self._server, self._partition, method, canonical, cursor)
+        return CacheKey(self.server, self.partition, method, canonical, given.get("cursor"))
 
 
 @contextmanager
@@ -313,18 +285,6 @@ def _spared() -> Generator[None]:
         yield
     except Exception:
         log.warning("The store of the cache failed; the client goes on without it.", exc_info=True)
-
-
-def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """Return the cache for the value of `cache=`: the given cache, or a new one in memory for True and False.
-
-    The client does not use the new cache if the value is False. Raises UsageError for other values.
-    """
-    if isinstance(given, ResponseCache):
-        return given
-    if not isinstance(given, bool):
-        raise UsageError(f"cache= was given {kind_of(given)}; give True, False, or a ResponseCache that clients share.")
-    return ResponseCache(MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes))
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
@@ -367,9 +327,7 @@ _NOWHERE = "\0nowhere"  # returned by `_scope` if no partition has the result
 
 
 class _Hints(msgspec.Struct, rename="camel"):
-    """The members of a result that control caching. Any type is accepted here, so that wrong values can be ignored."""
-
-    ttl_ms: Any = None
+    ttl_ms: float = 0.0
     cache_scope: Any = None
     result_type: Any = "complete"
 
@@ -383,10 +341,7 @@ def _hints(result: bytes) -> tuple[float, bool]:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
         return 0, False
-    ttl = hints.ttl_ms
-    if hints.result_type != "complete" or isinstance(ttl, bool) or not isinstance(ttl, int | float):
-        return 0, False
-    return ttl / 1000 if ttl < _MAX_SECONDS * 1000 else _MAX_SECONDS, hints.cache_scope == "public"
+    return hints.ttl_ms / 1000 if hints.result_type == "complete" else 0, hints.cache_scope == "public"
 
 
 def _canonical(params: Mapping[str, Any]) -> bytes:
@@ -394,32 +349,38 @@ def _canonical(params: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(said, order="sorted")
 
 
-def _with_parents(uri: str) -> Iterator[str]:
-    """Yield a URI and all its parents, because a change of a resource may also change the resources above it."""
-    yield uri
-    rest = uri
-    while "/" in rest:
-        rest = rest.rpartition("/")[0]
-        yield rest
-        yield f"{rest}/"
+class _Updated(msgspec.Struct):
+    uri: Any = None
+
+
+def _with_parents(params: bytes) -> set[bytes]:
+    """Return the params of all cached results that the change of a resource concerns: its own, and all its parents.
+
+    Returns an empty set if `params`, of the notification, have no usable URI.
+    """
+    uri = msgspec.json.decode(params, type=_Updated).uri
+    if not isinstance(uri, str) or uri.count("/") > _MAX_PARENTS:
+        return set()
+    parts = uri.split("/")
+    parents = ["/".join(parts[:count]) for count in range(1, len(parts))]
+    return {_canonical({"uri": one}) for one in (uri, *parents, *(f"{parent}/" for parent in parents))}
 
 
 def _size(key: CacheKey, entry: CacheEntry) -> int:
     return len(entry.result) + len(key.params) + len(key.server) + len(key.cursor or "") + 512
 
 
-_MOST_TOLD = 20  # tools with an invalid description that get a separate log line
+_MOST_TOLD = 20  # tools with an invalid description that the log mentions
+_ACCEPT = "This is an error of the server; `check_output=False` accepts such results."
 
 
+@dataclass(slots=True)
 class _Known:
     """The parts of a tool's description that are needed to call it and to check its results."""
 
-    __slots__ = ("mirrors", "output_schema", "validator")
-
-    def __init__(self, mirrors: tuple[Mirror, ...], output_schema: Mapping[str, Any] | None) -> None:
-        self.mirrors = mirrors
-        self.output_schema = output_schema
-        self.validator: Validator | None = None  # created when it is first needed
+    mirrors: tuple[Mirror, ...]
+    output_schema: Mapping[str, Any] | None
+    validator: Validator | None = None  # created when it is first needed
 
 
 class Toolbox:
@@ -429,50 +390,32 @@ class Toolbox:
         self._known: dict[str, _Known] = {}  # by name
         self.is_complete = False  # the whole list was fetched, or tried, since the last change
         self._logged: set[str] = set()  # tools that the log mentions as left out
-        self._seldom = Seldom(log)
 
-    def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Remember the tools of a complete list, and forget all others. Return the usable tools, as `learn` does."""
-        usable = self.learn(tools, mirrors=mirrors)
-        listed = {tool.name for tool in usable}
-        self._known = {name: known for name, known in self._known.items() if name in listed}
-        self.is_complete = True
-        return usable
+    def learn(self, tools: Iterable[Tool], *, mirrors: bool, is_complete: bool = False) -> list[Tool]:
+        """Remember tools, and return those that can be used.
 
-    def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Remember the tools of one page, and return those that can be used.
-
-        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out.
+        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out. If the
+        list of tools `is_complete`, all other tools are forgotten.
         """
         usable: list[Tool] = []
         for tool in tools:
-            found: tuple[Mirror, ...] = ()
             try:
-                if mirrors:
-                    found = find_mirrors(tool.input_schema)
+                found = find_mirrors(tool.input_schema) if mirrors else ()
             except ValueError as error:
-                self._leave_out(tool.name[:200], error)
+                if tool.name not in self._logged and len(self._logged) < _MOST_TOLD:
+                    self._logged.add(tool.name)
+                    log.warning("The tool %r is left out: %s", tool.name[:200], error)
                 self._known.pop(tool.name, None)
                 continue
             known = self._known.get(tool.name)
             if known is None or known.mirrors != found or known.output_schema != tool.output_schema:
                 self._known[tool.name] = _Known(found, tool.output_schema)
             usable.append(tool)
+        if is_complete:
+            listed = {tool.name for tool in usable}
+            self._known = {name: known for name, known in self._known.items() if name in listed}
+            self.is_complete = True
         return usable
-
-    def _leave_out(self, name: str, error: ValueError) -> None:
-        """Log once for each tool that it is left out. If there are many such tools, log only some of them."""
-        if name in self._logged:
-            return
-        if len(self._logged) < _MOST_TOLD:
-            self._logged.add(name)
-            log.warning("The tool %r is left out: %s", name, error)
-        else:
-            self._seldom.warning("More tools are left out, such as %r: %s", name, error)
-
-    def forget(self) -> None:
-        """Note that the list of tools has changed. The old descriptions are used until the list is fetched again."""
-        self.is_complete = False
 
     def knows(self, name: str) -> bool:
         """Return whether a usable tool with this name was in a list."""
@@ -497,20 +440,11 @@ class Toolbox:
         if known is None or known.output_schema is None or result.is_error:
             return
         if result.structured_content is UNSET:
-            raise InvalidAnswer(
-                f"The tool {name!r} has an outputSchema, but sent no structured content. This is an error of the "
-                "server; `check_output=False` accepts such results."
-            )
-        if known.validator is None:
-            try:
-                known.validator = compile_schema(known.output_schema)
-            except SchemaError as error:
-                raise InvalidAnswer(
-                    f"The result of {name!r} cannot be checked: {error} `check_output=False` accepts it unchecked."
-                ) from None
-        problems = known.validator.problems(result.structured_content, 3)
-        if problems:
-            raise InvalidAnswer(
-                f"The result of {name!r} does not fit its outputSchema: {' '.join(map(str, problems))} This is an "
-                "error of the server; `check_output=False` accepts such results."
-            )
+            raise InvalidAnswer(f"The tool {name!r} has an outputSchema, but sent no structured content. {_ACCEPT}")
+        try:
+            known.validator = known.validator or compile_schema(known.output_schema)
+        except SchemaError as error:
+            raise InvalidAnswer(f"The result of {name!r} cannot be checked: {error} {_ACCEPT}") from None
+        if problems := known.validator.problems(result.structured_content, 3):
+            faults = " ".join(map(str, problems))
+            raise InvalidAnswer(f"The result of {name!r} does not fit its outputSchema: {faults} {_ACCEPT}")

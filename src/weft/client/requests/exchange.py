@@ -17,13 +17,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import convert
 from msgspec.structs import fields
 
-from weft.client.argument_checks import as_texts, check_texts, check_timeout, trim_traceback
+from weft.client.argument_checks import as_texts, check_text, check_timeout, trim_traceback
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
@@ -67,6 +69,7 @@ _COMPLETE = (None, "complete")  # `resultType` of a complete result; it may be a
 _ASKS = "input_required"  # `resultType` of a result with questions
 # Requests that only read, so that they can be sent twice. Others may have been executed although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
+_ROUND = ("inputResponses", "requestState")  # params of one round: answers, and the state that the server sent
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
 
@@ -79,83 +82,51 @@ class Options(msgspec.Struct, frozen=True):
     is_manual: bool = False  # raise questions as PendingQuestions instead of answering them
 
 
-class _Kind(msgspec.Struct, rename="camel"):
-    result_type: str | None = None
-
-
-_read_kind = msgspec.json.Decoder(_Kind).decode
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
 _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
-_decoders: dict[type[Result], Any] = {}
+_Read: TypeAlias = Callable[[bytes, str], T | InputRequiredResult]  # decodes the result of the request of a method
 
 
+@dataclass(eq=False)
 class Exchange:
     """Makes requests on one connection."""
 
-    def __init__(
-        self,
-        link: ClientConnection,
-        handlers: RequestHandlers,
-        limits: ClientLimits,
-        *,
-        renew: Callable[[int], Awaitable[None]],
-        cache: CacheView | None,
-    ) -> None:
-        self._link = link
-        self._handlers = handlers
-        self._limits = limits
-        self._renew = renew  # negotiates again, unless that was done since the given generation
-        self.cache = cache
-        self.page_visits = UrlElicitationRetry(link, limits, self._answer)
+    link: ClientConnection
+    handlers: RequestHandlers
+    limits: ClientLimits
+    renew: Callable[[int], Awaitable[None]]  # negotiates again, unless that was done since the given generation
+    cache: CacheView | None
+
+    def __post_init__(self) -> None:
+        self.page_visits = UrlElicitationRetry(self.link, self.limits, self._answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Send a request, answer the server's questions, and return the decoded result."""
-        return self._rounds(method, params, options, _read, type)
+        return self._rounds(method, params, options, partial(_read, type))
 
-    def request_page(
-        self, method: str, params: Mapping[str, Any], type: type[R], options: Options
-    ) -> Awaitable[tuple[R, bytes]]:
+    def request_page(self, method: str, params: Mapping[str, Any], type: type[R]) -> Awaitable[tuple[R, bytes]]:
         """Send a request, answer the server's questions, and return the decoded result and its bytes."""
-        return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
+        return self._rounds(method, params, Options(), partial(_read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
         """Send a request, answer the server's questions, and return the result as a dict."""
-        return self._rounds(method, params, options, _read_object, dict[str, Any])
+        return self._rounds(method, params, options, _read_object)
 
-    async def _rounds(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        options: Options,
-        read: Callable[[bytes, type[T], str], T | InputRequiredResult],
-        type: type[T],
-    ) -> T:
-        given = params
+    async def _rounds(self, method: str, params: Mapping[str, Any], options: Options, read: _Read[T]) -> T:
+        given: Mapping[str, Any] = params
         try:
-            for _ in range(self._limits.rounds + 1):
-                result = read(await self._fetch(method, given, options), type, method)
+            for _ in range(self.limits.rounds + 1):
+                result = read(await self._fetch(method, given, options), method)
                 if not isinstance(result, InputRequiredResult):
                     return result
-                given = await self._next_round(params, result, options)
+                if options.is_manual:
+                    raise PendingQuestions(result)
+                given = {key: value for key, value in params.items() if key not in _ROUND}  # without earlier answers
+                given |= await self._answers(result)
         except WeftError as error:
             trim_traceback(error)
             raise
-        raise InvalidAnswer(
-            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
-            "raise the limit `rounds` if so many rounds are expected."
-        )
-
-    async def _next_round(
-        self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
-    ) -> Mapping[str, Any]:
-        """Return the original params with the answers of this round. Answers of earlier rounds are left out.
-
-        Raises PendingQuestions if the caller wants to answer (`options.is_manual`).
-        """
-        if options.is_manual:
-            raise PendingQuestions(asked)
-        kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
-        return {**kept, **await self._answers(asked)}
+        raise too_many_rounds(self.link, self.limits, f"asked, and did not answer {method},")
 
     # --- one round
 
@@ -181,7 +152,7 @@ class Exchange:
         only reads. Raises ConnectionFailed if the session ended after the server had accepted the request, unless the
         request only reads.
         """
-        link = self._link
+        link = self.link
         if link.settling is not None:
             await link.settling.wait()
         era, generation = link.era, link.generation
@@ -190,21 +161,19 @@ class Exchange:
         except (Refused, RemoteError) as error:
             code, data = code_and_data(error)
             status = error.status if isinstance(error, Refused) else 200
-            failure = self._explained(error, method)
-            if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
-                return await self.page_visits.run(failure, lambda: self._again(method, params, options))
+            if not options.is_manual and era.pages(code, data) is not None:
+                failure = self._explained(error, method)
+                if isinstance(failure, RemoteError):
+                    return await self.page_visits.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
-                try:
-                    raise failure from None
-                finally:
-                    del failure  # breaks the reference cycle between the exception and this frame
+                raise self._explained(error, method) from None
             refused = error
         except ConnectionFailed as error:
             if method not in _REPEATABLE or not link.transport.stream_per_request:
                 raise
             log.debug("%s is sent again: %s", method, error)
             return await self._again(method, params, options)
-        await self._renew(generation)
+        await self.renew(generation)
         if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
             raise session_gone(refused, method)
         return await self._again(method, params, options)
@@ -227,12 +196,12 @@ class Exchange:
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
             return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if options := options_for(data, self._handlers.capabilities):
+        if options := options_for(data, self.handlers.capabilities):
             return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
-        return self._link.roundtrip(
+        return self.link.roundtrip(
             method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
         )
 
@@ -243,33 +212,38 @@ class Exchange:
 
         Raises CannotAnswer if a question cannot be answered, and InvalidAnswer if the questions are invalid.
         """
-        requests = asked.input_requests
-        if requests is None and asked.request_state is None:
+        requests, state = asked.input_requests, asked.request_state
+        if requests is None and state is None:
             raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if state is None else {"requestState": state}
         if requests is not None:
-            if len(requests) > self._limits.input_requests:
-                raise InvalidAnswer(
-                    f"The server asks {len(requests)} questions at once, which is more than the limit `input_requests`."
-                )
-            answered = await _together(
-                [self._answer(key, request.method, request.params) for key, request in requests.items()]
-            )
-            more["inputResponses"] = dict(zip(requests, answered, strict=True))
-        if asked.request_state is not None:
-            more["requestState"] = asked.request_state
+            _check_number(len(requests), "asks", "questions", self.limits)
+            answers = [self._answer(key, request.method, request.params) for key, request in requests.items()]
+            more["inputResponses"] = dict(zip(requests, await _together(answers), strict=True))
         return more
 
     async def _answer(self, key: str, method: str, params: Any) -> Any:
         if method not in _QUESTIONS:
             raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which the protocol forbids.")
         try:
-            async with asyncio.timeout(self._limits.ask_seconds):
-                return await self._handlers.answer(method, params or {})
+            async with asyncio.timeout(self.limits.ask_seconds):
+                return await self.handlers.answer(method, params or {})
         except ProtocolError as error:  # in rounds, no error can be sent to the server; the call just ends
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and got no answer in time.") from None
+
+
+def _check_number(number: int, verb: str, things: str, limits: ClientLimits) -> None:
+    if number > limits.input_requests:
+        raise InvalidAnswer(f"The server {verb} {number} {things} at once, more than the limit `input_requests`.")
+
+
+def too_many_rounds(link: ClientConnection, limits: ClientLimits, what: str) -> InvalidAnswer:
+    """Return the error for a server that asks again and again. `what` says what it has done each time."""
+    return InvalidAnswer(
+        f"{link.transport.where} {what} {limits.rounds} times in a row; raise the limit `rounds` if that is expected."
+    )
 
 
 def _why_not(refusal: ProtocolError) -> str:
@@ -309,27 +283,30 @@ async def _together(questions: list[Any]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
+@cache
+def _decoder(type: type[Result]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type)
+
+
+def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
     """Decode a result of the expected type, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
-    decoder = _decoders.get(type)
-    if decoder is None:
-        decoder = _decoders[type] = msgspec.json.Decoder(type)
     try:
-        result: R = decoder.decode(raw)
-        if result.result_type in _COMPLETE:
-            return result
-        kind: str | None = result.result_type
+        result: R = _decoder(type).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        kind = _kind(raw)
-        if kind != _ASKS:
-            raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
-    if kind != _ASKS:
-        raise InvalidAnswer(f"The server's answer to {method} has the unknown resultType {str(kind)[:100]!r}.")
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            if (asked := _read_asks(raw)).result_type == _ASKS:
+                return asked
+        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    if result.result_type in _COMPLETE:
+        return result
+    if result.result_type != _ASKS:
+        kind = str(result.result_type)[:100]
+        raise InvalidAnswer(f"The server's answer to {method} has the unknown resultType {kind!r}.")
     return _read_questions(raw)
 
 
-def _read_page(raw: bytes, type: Any, method: str) -> Any:
-    result = _read(raw, type, method)
+def _read_page(type: type[R], raw: bytes, method: str) -> tuple[R, bytes] | InputRequiredResult:
+    result = _read(type, raw, method)
     return result if isinstance(result, InputRequiredResult) else (result, bytes(raw))
 
 
@@ -340,7 +317,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
         raise InvalidAnswer(f"The server's questions cannot be read: {error}.") from None
 
 
-def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
+def _read_object(raw: bytes, method: str) -> dict[str, Any] | InputRequiredResult:
     """Decode a result as a dict, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
     try:
         result = _read_dict(raw)
@@ -349,70 +326,65 @@ def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequi
     return _read_questions(raw) if result.get("resultType") == _ASKS else result
 
 
-def _kind(raw: bytes) -> str | None:
-    try:
-        return _read_kind(raw).result_type
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
 _COMPLETE_NOTIFICATION = "notifications/elicitation/complete"
-
-_Ask = Callable[[str, str, Any], Awaitable[Any]]
-"""A function that asks the user a question, given by its key, method and params, and returns the answer."""
-
-_Again = Callable[[], Awaitable[bytes]]
-"""A function that sends the request again."""
 
 
 class _Complete(msgspec.Struct, rename="camel"):
     elicitation_id: str
 
 
-class _PageVisits:
-    """The web pages that the user must visit for one request."""
-
-    def __init__(self) -> None:
-        self.end = 0.0  # when to give up; each new page moves it
-        self.visited: set[str] = set()  # URLs of the pages that the user was asked about
-        self.rounds = 0  # how often the server named new pages, or reported that the user has finished one
-        self.news = asyncio.Event()  # set when the server reports that the user has finished a page
-
-
+@dataclass(eq=False)
 class UrlElicitationRetry:
     """Repeats requests that a server refuses until the user has visited web pages."""
 
-    def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
-        self._link = link
-        self._limits = limits
-        self._ask = ask
-        self._waiting: dict[str, _PageVisits] = {}  # by elicitation id; unknown ids are ignored
+    link: ClientConnection
+    limits: ClientLimits
+    ask: Callable[[str, str, Any], Awaitable[Any]]  # asks the user a question, given by its key, method and params
+    # By elicitation id: the event to set when the server reports that the user has finished on the page.
+    _finished: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
 
     def receive(self, method: str, params: bytes) -> None:
         """Handle the notification that the user has finished on a page. Other notifications are ignored."""
         if method == _COMPLETE_NOTIFICATION:
-            visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
-            if visits is not None:
-                visits.news.set()
+            finished = self._finished.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
+            if finished is not None:
+                finished.set()
 
-    async def run(self, error: RemoteError, again: _Again) -> bytes:
-        """Ask the user to visit the pages that the error names, and send the request again until it succeeds.
+    async def run(self, error: RemoteError, again: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Ask the user to visit the pages that the error names, and send the request `again` until it succeeds.
 
-        Raises the server's latest error if the user refuses, if the time is over, or if that error names no pages.
+        Raises the server's latest error if the user refuses, if the time (`ask_seconds`) is over, or if that error
+        names no pages. Raises InvalidAnswer if the server names new pages, or reports finished ones, too often.
         """
-        visits = _PageVisits()
-        attempt = 0
+        now, finished = asyncio.get_running_loop().time, asyncio.Event()
+        visited: set[str] = set()  # URLs of the pages that the user was asked about
+        rounds = attempt = 0
+        end = 0.0  # when to give up; each new page moves it
         while True:
             pages = self._pages(error)
+            new = {str(page.get("url")): page for page in pages if str(page.get("url")) not in visited}
+            rounds += 1 if new or finished.is_set() else 0
+            if rounds > self.limits.rounds:
+                raise too_many_rounds(self.link, self.limits, "named pages to visit")
+            finished.clear()
             ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
-            self._waiting.update(dict.fromkeys(ids, visits))
+            self._finished.update(dict.fromkeys(ids, finished))
             try:
-                if await self._ask_about(pages, visits, error):
-                    attempt = 0
-                await self._wait(visits, attempt, error)
+                for page in new.values():
+                    question = {"message": error.message, **page, "mode": "url"}
+                    if (await self.ask("page", "elicitation/create", question))["action"] != "accept":
+                        raise error
+                if new:
+                    visited |= new.keys()
+                    attempt, end = 0, now() + self.limits.ask_seconds
+                if now() >= end:
+                    raise error
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause(attempt)):
+                        await finished.wait()
             finally:
                 for one in ids:
-                    self._waiting.pop(one, None)
+                    self._finished.pop(one, None)
             try:
                 return await again()
             except RemoteError as refused:
@@ -424,51 +396,13 @@ class UrlElicitationRetry:
 
         Raises InvalidAnswer if it names too many.
         """
-        pages = self._link.era.pages(error.code, error.data)
-        elicitation = self._link.capabilities.elicitation
-        if not pages or elicitation is None or elicitation.url is None:
+        pages = self.link.era.pages(error.code, error.data)
+        elicitation = self.link.capabilities.elicitation
+        can_ask = elicitation is not None and elicitation.url is not None
+        if not pages or not can_ask or not all(isinstance(page, dict) for page in pages):
             raise error
-        if len(pages) > self._limits.input_requests:
-            raise InvalidAnswer(
-                f"The server names {len(pages)} pages at once, which is more than the limit `input_requests`."
-            )
-        if not all(isinstance(page, dict) for page in pages):
-            raise error
+        _check_number(len(pages), "names", "pages", self.limits)
         return cast("list[Mapping[str, Any]]", pages)
-
-    async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
-        """Ask the user about each new page, and return whether there was a new page.
-
-        Raises `error` if the user refuses, and InvalidAnswer if the server has named new pages too often.
-        """
-        new = [page for page in pages if str(page.get("url")) not in visits.visited]
-        if new or visits.news.is_set():
-            visits.rounds += 1
-            if visits.rounds > self._limits.rounds:
-                raise InvalidAnswer(
-                    f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
-                    "the limit `rounds` if so many rounds are expected."
-                )
-        visits.news.clear()
-        for page in new:
-            visits.visited.add(str(page.get("url")))
-            answer = await self._ask("page", "elicitation/create", {"message": error.message, **page, "mode": "url"})
-            if answer["action"] != "accept":
-                raise error
-        if new:
-            visits.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
-        return bool(new)
-
-    async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
-        """Wait until the user has finished on a page, or the pause before the next attempt is over.
-
-        Raises `error` if the time to visit the pages (`ask_seconds`) is over.
-        """
-        if asyncio.get_running_loop().time() >= visits.end:
-            raise error
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause(attempt)):
-                await visits.news.wait()
 
 
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
@@ -483,21 +417,15 @@ def means_no_list(error: RemoteError, cursor: str | None) -> bool:
     return cursor is None and error.code == MethodNotFound.code
 
 
+@dataclass(eq=False)
 class ListPages:
     """Fetches the lists of one server, page by page."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        limits: ClientLimits,
-        facts: Callable[[], ServerHello],
-        look_again: Callable[[ServerHello], Awaitable[None]],
-    ) -> None:
-        self._exchange = exchange
-        self._limits = limits
-        self._facts = facts
-        self._look_again = look_again
-        self._changed: set[str] = set()  # lists for which the server sent a change, so that it must have them
+    exchange: Exchange
+    limits: ClientLimits
+    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    look_again: Callable[[ServerHello], Awaitable[None]]  # asks the server for its capabilities again
+    _changed: set[str] = field(default_factory=set[str])  # lists for which a change was sent, so that they must exist
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
         """Return one page, with the `next_cursor` for the next. The page is empty if the server has no such list."""
@@ -509,7 +437,7 @@ class ListPages:
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
-                return await self._exchange.request_page(method, params, type, Options())
+                return await self.exchange.request_page(method, params, type)
             except RemoteError as error:
                 if not means_no_list(error, cursor):
                     raise
@@ -527,9 +455,9 @@ class ListPages:
 
         If neither is the case, the server is asked for its capabilities again.
         """
-        facts = self._facts()
+        facts = self.facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
-            await self._look_again(facts)
+            await self.look_again(facts)
         return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
@@ -541,23 +469,20 @@ class ListPages:
         try:
             return await self._walk(method, type, items)
         except _CursorRefused:
-            if self._exchange.cache is not None:
-                await self._exchange.cache.drop(method)
-        try:
-            return await self._walk(method, type, items)
-        except _CursorRefused as refused:
-            raise refused.error from None
+            if self.exchange.cache is not None:
+                await self.exchange.cache.drop(method)
+        return await self._walk(method, type, items)
 
     async def _walk(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         found: list[Any] = []
         cursor: str | None = None
         size = values = 0
-        for _ in range(self._limits.pages):
+        for _ in range(self.limits.pages):
             try:
                 page, raw = await self._one(method, type, cursor)
             except RemoteError as error:
                 if cursor is not None and error.code == InvalidParams.code:
-                    raise _CursorRefused(error) from None
+                    raise _CursorRefused(error.code, error.message, error.data) from None
                 raise
             if cursor is not None or page.next_cursor is not None:  # a single page was checked when it was decoded
                 size, values = size + len(raw), values + values_in(raw)
@@ -566,7 +491,7 @@ class ListPages:
             cursor = page.next_cursor
             if cursor is None:  # an empty cursor is a cursor, too
                 return found
-        most = self._limits.pages
+        most = self.limits.pages
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
@@ -575,24 +500,16 @@ class ListPages:
         `size` is the number of their bytes, and `values` the number of their JSON values. Together, the pages may be as
         large as one message.
         """
-        limits = self._limits
-        if size > limits.message_bytes:
-            most, limit = f"{limits.message_bytes} bytes", "message_bytes"
-        elif values > limits.json_values:
-            most, limit = f"{limits.json_values} values", "json_values"
-        else:
-            return
-        raise InvalidAnswer(
-            f"The pages of {method} have more than {most} together; raise the limit `{limit}`, or go page by page."
-        )
+        for count, limit in ((size, "message_bytes"), (values, "json_values")):
+            most: int = getattr(self.limits, limit)
+            if count > most:
+                raise InvalidAnswer(
+                    f"The pages of {method} exceed {most} together, the limit `{limit}`; raise it, or go page by page."
+                )
 
 
-class _CursorRefused(Exception):
-    """The server refused the cursor of a page. This module always handles this exception."""
-
-    def __init__(self, error: RemoteError) -> None:
-        super().__init__()
-        self.error = error
+class _CursorRefused(RemoteError):
+    """The server refused the cursor of a page."""
 
 
 MOST_VALUES = 100
@@ -608,31 +525,24 @@ class Suggestions:
         self._line = asyncio.Lock()  # serves waiting requests in their order
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order."""
-        check_timeout(timeout)
-        left = await self._turn(timeout)
-        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
-        found = result.completion
-        if len(found.values) > MOST_VALUES:
-            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
-        return found
+        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order.
 
-    async def _turn(self, timeout: float | None) -> float | None:
-        """Wait until the rate limit allows a request, and return the rest of `timeout`.
-
-        Raises RequestTimeout if that takes longer than `timeout`.
+        Raises RequestTimeout if the wait for the rate limit takes longer than `timeout`.
         """
+        check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
                     await asyncio.sleep(seconds)
         except TimeoutError:
-            raise RequestTimeout(
-                f"completion/complete could not be sent within {timeout:g} s, because of the limit "
-                "`completions_per_second`. Ask when the user pauses, or raise the limit."
-            ) from None
+            raise RequestTimeout(f"`completions_per_second` allowed no request within {timeout:g} s.") from None
         end = limit.when()
-        return None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
+        left = None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
+        found = result.completion
+        if len(found.values) > MOST_VALUES:
+            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
+        return found
 
 
 def completion_params(
@@ -646,10 +556,9 @@ def completion_params(
     if (prompt is None) == (template is None):
         raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
     owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
-    check_texts({argument: value}, owner)
-    texts = as_texts(arguments, owner)
+    check_text(argument, value, owner)
     ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
     params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
-    if texts:
-        params["context"] = {"arguments": texts}
+    if arguments:
+        params["context"] = {"arguments": as_texts(arguments, owner)}
     return params

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import msgspec
 
@@ -34,14 +34,6 @@ from weft.types.base import SUBSCRIPTION_ID_KEY, RequestId
 from weft.types.interaction import SubscriptionFilter
 
 log = logging.getLogger("weft.client")
-
-
-class _Ask(Protocol):
-    """A function that sends a request, such as `Client.request`."""
-
-    async def __call__(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Send the request and return its result."""
-        ...
 
 
 class _Meta(msgspec.Struct):
@@ -74,21 +66,19 @@ def filter_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) 
     )
 
 
+@dataclass(eq=False)
 class Subscriptions:
     """The open `Listening` objects of one connection."""
 
-    def __init__(
-        self, link: ClientConnection, limits: ClientLimits, ask: _Ask, facts: Callable[[], ServerHello]
-    ) -> None:
-        self.link = link
-        self.limits = limits
-        self._ask = ask
-        self._facts = facts  # returns the server's capabilities
-        self._open: set[Listening] = set()
+    link: ClientConnection
+    limits: ClientLimits
+    ask: Callable[[str, Mapping[str, Any]], Awaitable[Any]]  # sends a request, such as `Client.request`
+    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    open: set[Listening] = field(default_factory=set["Listening"])
 
     async def begin(self, plan: ListenPlan) -> None:
         """Send the requests that subscribe to resources. Raises UsageError if the server does not offer that."""
-        resources = self._facts().capabilities.resources
+        resources = self.facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
                 f"{self.link.transport.where} accepts no subscriptions to resources: it did not declare "
@@ -100,15 +90,7 @@ class Subscriptions:
     async def ask_all(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Send requests, one after the other."""
         for method, params in steps:
-            await self._ask(method, params)
-
-    def add(self, listening: Listening) -> None:
-        """Register an open `Listening`, so that it gets notifications."""
-        self._open.add(listening)
-
-    def discard(self, listening: Listening) -> None:
-        """Remove a `Listening` that has ended."""
-        self._open.discard(listening)
+            await self.ask(method, params)
 
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
@@ -122,7 +104,7 @@ class Subscriptions:
         decoded = _read(params)
         stream = decoded.meta.subscription_id if decoded.meta is not None else None
         stream = origin if stream is None else stream
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is not None and stream is not None and listening.stream_id != stream:
                 continue
             if method == _ACKNOWLEDGED:
@@ -132,19 +114,19 @@ class Subscriptions:
 
     def reopened(self) -> None:
         """Notify all listeners on the standalone stream that the stream was lost and is open again."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
         """End all listeners on the standalone stream with an error, because the stream could not be opened again."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.end(failure)
 
     async def renewed(self) -> None:
         """Let all open `Listening` objects subscribe again, after a new negotiation."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             try:
                 await listening.subscribe_again()
             except WeftError as error:  # the other listeners continue
@@ -152,11 +134,11 @@ class Subscriptions:
 
     def is_wanted(self, uri: str) -> bool:
         """Return whether an open `Listening` has subscribed to the resource `uri`."""
-        return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self._open)
+        return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self.open)
 
     def close(self) -> None:
         """End all open `Listening` objects without an error."""
-        for listening in tuple(self._open):
+        for listening in tuple(self.open):
             listening.end(None)
 
 
@@ -202,9 +184,7 @@ class Listening:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __aiter__(self) -> Self:
@@ -232,29 +212,20 @@ class Listening:
         if self._is_started or self._is_over:
             return
         self._is_started = True
-        subscriptions = self._subscriptions
-        subscriptions.add(self)
-        plan = subscriptions.link.era.listen(self.requested)
-        if plan.stream is None:
-            try:
-                await subscriptions.link.reopen_stream()
-                await subscriptions.begin(plan)
-            except BaseException:
-                self.end(None)
-                raise
-            return
-        self._task = subscriptions.link.spawn(self._keep(*plan.stream))
+        subscriptions, link = self._subscriptions, self._subscriptions.link
+        subscriptions.open.add(self)
+        plan = link.era.listen(self.requested)
         try:
-            async with asyncio.timeout(subscriptions.limits.request_seconds):
-                await self._ready.wait()
-        except TimeoutError:
-            await self.close()
-            raise RequestTimeout(
-                f"{subscriptions.link.transport.where} did not confirm the subscription in time."
-            ) from None
-        except asyncio.CancelledError:  # the caller cannot close the stream any more
+            if plan.stream is None:
+                await link.reopen_stream()
+                await subscriptions.begin(plan)
+                return
+            self._task = link.spawn(self._keep(*plan.stream))
+            await self._ready.wait()
+        except BaseException:
             self.end(None)
-            self._task.cancel()
+            if self._task is not None:  # the caller cannot close the stream any more
+                self._task.cancel()
             raise
         if self._failure is not None:
             raise self._failure
@@ -282,7 +253,7 @@ class Listening:
         if not self._is_over:
             self._is_over = True
             self._failure = failure
-            self._subscriptions.discard(self)
+            self._subscriptions.open.discard(self)
         self._news.set()
         self._ready.set()
 
