@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from weft.backends import Backend
 from weft.errors import UsageError, WeftError
 from weft.protocol.request_state import KeyRing, StateRefused
+from weft.protocol.schema import is_object
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
 
@@ -150,24 +151,15 @@ class Proofs:
             algorithm, jwk = str(head.get("alg")), head.get("jwk")
             if head.get("typ") != "dpop+jwt" or algorithm not in self._dpop.algorithms or "crit" in head:
                 raise ProofRefused(f"The proof must be a dpop+jwt signed with {' or '.join(self._dpop.algorithms)}.")
-            if (
-                not isinstance(jwk, dict)
-                or PRIVATE_MEMBERS & jwk.keys()
-                or not fits(cast("dict[str, Any]", jwk), algorithm)
-            ):
+            if not is_object(jwk) or PRIVATE_MEMBERS & jwk.keys() or not fits(jwk, algorithm):
                 raise ProofRefused("The proof must carry the public key that it is signed with.")
-            key = jwt.PyJWK(cast("dict[str, Any]", jwk), algorithm)
             required = ["jti", "htm", "htu", "iat", *(["ath"] if needs_token else [])]
-            claims = jwt.decode(
-                proof,
-                key,
-                algorithms=[algorithm],
-                options={"require": required, "verify_iat": False, "verify_aud": False},
-            )
+            options: Any = {"require": required, "verify_iat": False, "verify_aud": False}
+            claims = jwt.decode(proof, jwt.PyJWK(jwk, algorithm), algorithms=[algorithm], options=options)
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):
             # Older releases of PyJWT raise more than PyJWTError.
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
-        return cast("dict[str, Any]", jwk), claims
+        return jwk, claims
 
     def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str]) -> None:
         jti, htu = claims["jti"], claims["htu"]

@@ -30,12 +30,7 @@ log = logging.getLogger("weft.auth")
 # Key type and curve of each algorithm. All are asymmetric: a key that verifies cannot sign, and a public key is never
 # used as a shared secret. The algorithm `none` is never accepted.
 ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
-    "RS256": ("RSA", None),
-    "RS384": ("RSA", None),
-    "RS512": ("RSA", None),
-    "PS256": ("RSA", None),
-    "PS384": ("RSA", None),
-    "PS512": ("RSA", None),
+    **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
     "ES256": ("EC", "P-256"),
     "ES384": ("EC", "P-384"),
     "ES512": ("EC", "P-521"),
@@ -51,12 +46,11 @@ MOST_KEYS = 64  # Keys of one set; further ones are ignored.
 MOST_TRIED = 8  # Keys that are tried for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-PRIVATE_MEMBERS = frozenset(
-    {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}
-)  # Members that only private and shared keys have.
+PRIVATE_MEMBERS = {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}  # Members that only private and shared keys have.
 
 KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
 
+_IS_PRIVATE = "keys= has a private key. Give the public key; the private one stays with its owner."
 _WANTED = f"Give a public key for one of the algorithms {', '.join(DEFAULT_ALGORITHMS)}."
 
 
@@ -83,25 +77,24 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
     return bool(jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm)
 
 
-def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
-    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM."""
+def read_keys(keys: KeysGiven, algorithms: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM.
+
+    Raises UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms.
+    """
     if isinstance(keys, str):
-        return [_of_pem(keys)]
-    listed: Any = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
+        listed: Any = [_read_pem(keys)]
+    else:
+        listed = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
     found = [cast("Mapping[str, Any]", key) for key in listed if isinstance(key, Mapping)]
-    if not found:
-        raise UsageError("keys= has no key: give a JWK set, a list of JWKs, or one public key in PEM.")
-    return found
-
-
-def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
-    """Raise UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms."""
-    for key in keys:
+    for key in found:
         _check_key(key)
-    if not any(fits(key, algorithm) for key in keys for algorithm in algorithms):
+    if not any(fits(key, algorithm) for key in found for algorithm in algorithms):
         raise UsageError(
-            f"keys= has no key for the algorithms {', '.join(algorithms)}. Add one, or change algorithms=."
+            f"keys= has no key for the algorithms {', '.join(algorithms)}. Give a JWK set, a list of JWKs, or one "
+            "public key in PEM; or change algorithms=."
         )
+    return found
 
 
 def _check_key(jwk: Mapping[str, Any]) -> None:
@@ -110,7 +103,7 @@ def _check_key(jwk: Mapping[str, Any]) -> None:
             f"keys= has a shared secret (`oct`): with it, everyone who verifies tokens can also sign them. {_WANTED}"
         )
     if PRIVATE_MEMBERS & jwk.keys():
-        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
+        raise UsageError(_IS_PRIVATE)
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
     if algorithm is None:  # For another use, such as encryption: it is ignored.
         return
@@ -136,7 +129,7 @@ def _is_small(key: PyJWK) -> bool:
     return key.key_type == "RSA" and key.key.key_size < LEAST_RSA_BITS
 
 
-def _of_pem(pem: str) -> Mapping[str, Any]:
+def _read_pem(pem: str) -> Mapping[str, Any]:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -145,19 +138,16 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
     from jwt.exceptions import PyJWTError
 
     if "PRIVATE KEY-----" in pem:
-        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
+        raise UsageError(_IS_PRIVATE)
     try:
         key = load_pem_public_key(pem.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        raise UsageError("keys= is no public key in PEM (-----BEGIN PUBLIC KEY-----).") from None
-    try:
         if isinstance(key, RSAPublicKey):
             return RSAAlgorithm.to_jwk(key, as_dict=True)
         if isinstance(key, EllipticCurvePublicKey):
             return ECAlgorithm.to_jwk(key, as_dict=True)
         return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
-    except (PyJWTError, ValueError, TypeError):
-        raise UsageError(f"keys= is a key of a kind that signs no tokens. {_WANTED}") from None
+    except (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError):
+        raise UsageError(f"keys= is no public key in PEM, or one that signs no tokens. {_WANTED}") from None
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
@@ -170,9 +160,7 @@ def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algori
     if keys is None:
         check_url(cast("str", jwks_uri), "jwks_uri")
         return KeySet(jwks_uri)
-    listed = read_keys(keys)
-    check_keys(listed, algorithms)
-    return KeySet(None, listed)
+    return KeySet(None, read_keys(keys, algorithms))
 
 
 class KeySet:
@@ -290,10 +278,8 @@ async def read_signed(
                 )
             except jwt.InvalidSignatureError:
                 continue
-            except jwt.PyJWTError as error:
+            except (jwt.PyJWTError, OverflowError, TypeError, RecursionError) as error:  # older releases raise all four
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for invalid times
-                raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 
     tried = await keys.find(kid, algorithm)
