@@ -280,14 +280,6 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
             )
 
 
-def check_kind(option: str, value: object, kind: type, example: str) -> None:
-    """Raise UsageError if the value of an option is not of the type `kind`. The message shows `example` as a value."""
-    if not isinstance(value, kind):
-        raise UsageError(
-            f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
-        )
-
-
 def check_limits(limits: Limits) -> None:
     """Raise UsageError for a negative limit, and for `threads=0`."""
     for name in limits.__struct_fields__:

@@ -51,6 +51,7 @@ from weft.types.lifecycle import DiscoverResult, ListChangedCapability, Resource
 
 if TYPE_CHECKING:
     from weft.server.http.app import HttpApp
+    from weft.server.run.listening import HttpOptions
     from weft.server.stdio.pipe import MemoryPipe
 
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
@@ -234,17 +235,7 @@ class Engine(Runtime):
 
     # Serving.
 
-    def app(
-        self,
-        path: str,
-        *,
-        allowed_hosts: Sequence[str] | None,
-        allowed_origins: Sequence[str] | None,
-        sessions: bool,
-        sse_path: str | None,
-        trusted_proxies: Sequence[str],
-        cors: Sequence[str],
-    ) -> HttpApp:
+    def app(self, options: HttpOptions) -> HttpApp:
         """Make an ASGI app that serves this server."""
         from weft.server.http.app import app_class  # imported here: stdio does not need it, and starts faster
 
@@ -253,13 +244,13 @@ class Engine(Runtime):
             self,
             self.sessions,
             self.protection,
-            path,
-            allowed_hosts=allowed_hosts,
-            allowed_origins=allowed_origins,
-            keeps_sessions=sessions,
-            sse_path=sse_path,
-            trusted_proxies=trusted_proxies,
-            cors=cors,
+            options.path,
+            allowed_hosts=options.allowed_hosts,
+            allowed_origins=options.allowed_origins,
+            keeps_sessions=options.sessions is not False,
+            sse_path=options.sse_path,
+            trusted_proxies=options.trusted_proxies,
+            cors=options.cors,
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
@@ -287,8 +278,7 @@ class Engine(Runtime):
 
 
 def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
-    listed = isinstance(names, Collection) and not isinstance(names, str)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-    if not listed or not names or any(name not in _ERAS for name in names):
+    if not isinstance(names, Collection) or not names or any(name not in _ERAS for name in names):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(f"Server(eras={names!r}) is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     return tuple(era for name, era in _ERAS.items() if name in names)
 

@@ -20,31 +20,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import StartError, UsageError
-from weft.server.diagnostics import (
-    caller,
-    check_kind,
-    check_options,
-    shorten_tracebacks,
-    summary_of,
-    user_frames,
-)
-from weft.server.run.listening import (
-    BACKLOG,
-    HttpOptions,
-    bind,
-    check_exposure,
-    check_workers,
-    raise_descriptors,
-    try_line,
-    url_of,
-    warn_of_proxy,
-    warn_of_scopes,
-)
+from weft.server.diagnostics import caller, check_options, shorten_tracebacks, summary_of, user_frames
+from weft.server.run import listening
+from weft.server.run.listening import HttpOptions
 from weft.server.run.loading import Target, is_loading, warn_of_empty_server
 
 if TYPE_CHECKING:
@@ -74,14 +57,7 @@ _CHATTY = (
 _Transport = Literal["stdio", "http"]
 
 # Names of the transports in other SDKs, and their names here.
-_TRANSPORT_ALIASES = {
-    "streamable-http": "'http'",
-    "streamablehttp": "'http'",
-    "https": "'http'",
-    "sse": "'http', with sse_path='/sse'",
-    "std-io": "'stdio'",
-    "stdin": "'stdio'",
-}
+_TRANSPORT_ALIASES = {"streamable-http": "'http'", "sse": "'http', with sse_path='/sse'"}
 
 
 class CannotStart(StartError, SystemExit):
@@ -116,23 +92,16 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     _prepare(engine, transport, given, in_users_loop=True)
     if given.workers > 1:
         raise StartError("server.serve has one worker: the process of the loop. Leave workers= out, or use run().")
-    if transport == "stdio":
-        from weft.server.stdio.stdio import serve_stdio
-
-        async with _counted(engine):
-            await serve_stdio(engine)
-    else:
-        with contextlib.closing(bind(given.host, given.port)) as listener:
-            async with _counted(engine):
-                await _serve_http_in_users_loop(engine, given, listener)
-
-
-@contextlib.asynccontextmanager
-async def _counted(engine: Engine) -> AsyncGenerator[None]:
-    """Count the calls of `serve` that run now: one loop may have several. When the last call ends, stop the server."""
-    engine.serving += 1
+    listener = None if transport == "stdio" else listening.bind(given.host, given.port)
+    engine.serving += 1  # one loop may have several `serve` calls; the last one stops the server
     try:
-        yield
+        if listener is None:
+            from weft.server.stdio.stdio import serve_stdio
+
+            await serve_stdio(engine)
+        else:
+            with listener:
+                await _serve_http_in_users_loop(engine, given, listener)
     finally:
         engine.serving -= 1
         if not engine.serving:
@@ -142,8 +111,9 @@ async def _counted(engine: Engine) -> AsyncGenerator[None]:
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
     check_options(what, options, HttpOptions.__struct_fields__)
     for name, example in (("host", "127.0.0.1"), ("path", "/mcp"), ("log_level", "info")):
-        if name != "log_level" or options.get(name) is not None:
-            check_kind(name, options.get(name, example), str, repr(example))
+        value = options.get(name)
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{name}= is a str, not {type(value).__name__} ({caller()}). Write {name}={example!r}.")
     wrong = next((name for name in options if name != "log_level"), None)
     if transport == "stdio" and wrong is not None:
         raise UsageError(
@@ -186,7 +156,7 @@ def start(
 
         run_workers(engine, options, target or target_of(engine))
     else:
-        with contextlib.closing(listener or bind(options.host, options.port)) as listener:
+        with listener or listening.bind(options.host, options.port) as listener:
             serve_http(engine, options, listener, lambda: announce(engine, options, listener))
 
 
@@ -205,10 +175,10 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
             )
             print_notice("To serve over HTTP instead: weft run FILE --http")
     elif transport == "http":
-        check_workers(options.workers)
-        check_exposure(options)
-        warn_of_scopes(engine)
-        warn_of_proxy(engine, options)
+        listening.check_workers(options.workers)
+        listening.check_exposure(options)
+        listening.warn_of_scopes(engine)
+        listening.warn_of_proxy(engine, options)
     else:
         known = _TRANSPORT_ALIASES.get(str(transport).lower().replace("_", "-"))
         meant = f" It is called {known} here." if known else ""
@@ -226,7 +196,7 @@ async def _serve_stdio(engine: Engine) -> None:
 
 def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are accepted."""
-    raise_descriptors()
+    listening.raise_descriptors()
     http = _http_server(engine, options, started)
 
     async def serve() -> None:
@@ -304,7 +274,7 @@ def _http_server(
             self.should_exit = True
 
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `_counted`.
+    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `serve`.
     return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
 
 
@@ -338,15 +308,7 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
 
     from weft.server.http.uvicorn_protocol import guarded_protocol
 
-    app = engine.app(
-        options.path,
-        allowed_hosts=options.allowed_hosts,
-        allowed_origins=options.allowed_origins,
-        sessions=options.sessions is not False,
-        sse_path=options.sse_path,
-        trusted_proxies=options.trusted_proxies,
-        cors=options.cors,
-    )
+    app = engine.app(options)
     app.follows_host = False  # `HttpServer` handles the signals
     drain = engine.limits.drain_seconds
     protocol = guarded_protocol(engine.limits)
@@ -365,7 +327,7 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
         access_log=False,
         proxy_headers=False,  # a client could write any address there; `trusted_proxies` handles them
         server_header=False,
-        backlog=BACKLOG,
+        backlog=listening.BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         # A second longer than `OpenCalls.drain`, which ends the calls: their answers need time to be sent.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
@@ -412,9 +374,9 @@ def print_notice(text: str) -> None:
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
     """Print the URL of the server, and a command to try it."""
     warn_of_empty_server(engine)
-    url = url_of(options, listener)
+    url = listening.url_of(options, listener)
     print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
-    if line := try_line(engine, url):
+    if line := listening.try_line(engine, url):
         print_notice(f"Try: {line}")
 
 
@@ -437,7 +399,8 @@ def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
     except StartError:
         raise
     except Exception as error:  # noqa: BLE001 - reported in a sentence, like every failure to start
-        raise StartError(_failure(engine, error)) from None
+        frames = (f"  {frame}" for frame in user_frames(error)[-MOST_FRAMES:])
+        raise StartError("\n".join([f"{engine.name!r} stopped: {summary_of(error)}"[:600], *frames])) from None
     finally:
         _close(loop)
     _abandon_threads()
@@ -512,8 +475,3 @@ def _abandon_threads() -> None:
         log.warning("%d plain function(s) did not return and were abandoned", len(stuck))
         sys.stderr.flush()
         os._exit(0)
-
-
-def _failure(engine: Engine, error: Exception) -> str:
-    frames = user_frames(error)[-MOST_FRAMES:]
-    return "\n".join([f"{engine.name!r} stopped: {summary_of(error)}"[:600], *(f"  {frame}" for frame in frames)])
