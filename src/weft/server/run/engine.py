@@ -120,12 +120,7 @@ class Engine(Runtime):
         self._discover_hint = hints["discover"]
         self.tools = Tools(self.changes, self.threads, hints["tools"], page_size, refs=options.schema_refs)
         self.resources = Resources(
-            self.changes,
-            hint,
-            page_size,
-            limits,
-            list_hint=hints["resources"],
-            templates_hint=hints["templates"],
+            self.changes, hint, page_size, limits, list_hint=hints["resources"], templates_hint=hints["templates"]
         )
         self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)

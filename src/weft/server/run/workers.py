@@ -91,15 +91,13 @@ def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
     Raises StartError if the options require sessions, but the workers share no backend.
     """
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
-    if options.sessions is None and are_shared:
-        return msgspec.structs.replace(options, sessions=True)
     if not are_shared and (options.sessions or options.sse_path is not None):
-        wrong = "sessions=True" if options.sessions else f"sse_path={options.sse_path!r}, which needs sessions,"
         raise StartError(
-            f"{wrong} is not possible with workers={options.workers}: each worker has its own memory and does not know "
-            "the sessions of the others. Use one worker, or give the server a backend= that the workers share."
+            f"sessions=True, or sse_path=, is not possible with workers={options.workers}: each worker has its own "
+            "memory and does not know the sessions of the others. Use one worker, or give the server a backend= that "
+            "the workers share."
         )
-    return msgspec.structs.replace(options, sessions=bool(options.sessions))
+    return msgspec.structs.replace(options, sessions=are_shared if options.sessions is None else options.sessions)
 
 
 class _WorkerSupervisor:
