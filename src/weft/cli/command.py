@@ -249,35 +249,39 @@ def _request(parsed: argparse.Namespace) -> int:
     """Run `weft call`, `list`, `read` or `prompt`."""
     from weft.cli import calling
 
-    peer = _peer(parsed)
-    match parsed.subcommand:
-        case "call":
-            return calling.call(peer, parsed.tool, parsed.arguments)
-        case "list":
-            return calling.list_all(peer)
-        case "read":
-            return calling.read(peer, parsed.uri)
-        case _:
-            return calling.prompt(peer, parsed.name, parsed.arguments)
+    try:
+        peer = _peer(parsed)
+        match parsed.subcommand:
+            case "call":
+                return calling.call(peer, parsed.tool, parsed.arguments)
+            case "list":
+                return calling.list_all(peer)
+            case "read":
+                return calling.read(peer, parsed.uri)
+            case _:
+                return calling.prompt(peer, parsed.name, parsed.arguments)
+    except UsageError as error:  # the client refuses what the command line says
+        raise WrongCommand(str(error)) from None
 
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
-    from weft.cli.calling import RemoteServer
+    from weft.cli.calling import RemoteServer, check_command, check_url, has_authorization
     from weft.client.config import Command, Http
 
     target = _target(parsed)
+    if target is None:
+        (check_command if parsed.stdio else check_url)(parsed.server)
     is_command = parsed.stdio or isinstance(target, Command)
     headers = dict(_header(text) for text in parsed.header)
-    given = target.headers if isinstance(target, Http) else ()
-    has_authorization = "authorization" in {name.lower() for name in (*headers, *given)}
+    is_authorized = has_authorization({**headers, **(target.headers if isinstance(target, Http) else {})})
     if is_command and (headers or parsed.token is not None):
         raise WrongCommand("--token and --header are for servers at a URL; leave them out for a command.")
-    if has_authorization and parsed.token is not None:
+    if is_authorized and parsed.token is not None:
         raise WrongCommand("--token and --header 'Authorization: …' are two ways to give a token; use one of them.")
     # WEFT_TOKEN is sent only to a URL that the user typed, so that a configuration file cannot steal the token.
     stored = os.environ.get("WEFT_TOKEN") if target is None else None
-    token = None if is_command or has_authorization else parsed.token or stored or None
-    return RemoteServer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
+    token = None if is_command or is_authorized else parsed.token or stored or None
+    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
@@ -286,11 +290,12 @@ def _target(parsed: argparse.Namespace) -> Target | None:
         return None
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("Use --yes only with --config FILE, and --stdio only without it.")
-    from weft.cli import calling as peer
+    from weft.cli.calling import approve
+    from weft.client.config import read_server
 
-    target = peer.find(parsed.config, parsed.server)
+    target = read_server(parsed.config, parsed.server)
     if not parsed.yes:
-        peer.approve(target, parsed.config)
+        approve(target, parsed.config)
     return target
 
 

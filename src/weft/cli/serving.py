@@ -12,8 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,41 +60,25 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
     On POSIX the child inherits the listening socket from this process. The socket stays open during a restart, so that
     requests wait and are not refused.
     """
-    watch = _watcher()
-    folder = folder_of(target)
-    if folder is None:
-        find(target)  # raises an error that says what is wrong
-        return 1
-    command = [sys.executable, "-m", "weft", *(one for one in arguments if one != "--reload")]
-    with _kept_open(HttpOptions(**options)) as passed:
-        listening = [f"--listener={fd}" for fd in passed]
-        _keep_running([*command, *listening, "--", *target.arguments], passed, folder, watch(folder))
-    return 0
-
-
-@contextlib.contextmanager
-def _kept_open(options: HttpOptions) -> Generator[list[int]]:
-    """Open a socket that child processes inherit, and yield its file descriptor in a list. Yield [] on Windows."""
-    if os.name != "posix":
-        yield []
-        return
-    _check_exposure(options)
-    with contextlib.closing(bind(options.host, options.port)) as listener:
-        yield [listener.fileno()]
-
-
-def _watcher() -> Callable[[Path], Iterable[_Changes]]:
-    """Return a function that watches a folder: it yields a set of changes, which may be empty, five times a second.
-
-    Raises StartError if the package watchfiles is missing.
-    """
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
         raise StartError(
             f"--reload needs the package watchfiles. Install it: {sys.executable} -m pip install watchfiles"
         ) from None
-    return partial(watch, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True)
+    folder = folder_of(target)
+    if folder is None:
+        find(target)  # raises an error that says what is wrong
+        return 1
+    given = HttpOptions(**options)
+    _check_exposure(given)
+    passed = [bind(given.host, given.port).detach()] if os.name == "posix" else []  # open until this process ends
+    own = [*(one for one in arguments if one != "--reload"), *(f"--listener={fd}" for fd in passed)]
+    command = [sys.executable, "-m", "weft", *own, "--", *target.arguments]
+    # Yields a set of changes, which may be empty, five times a second.
+    watched = watch(folder, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True)
+    _keep_running(command, passed, folder, watched)
+    return 0
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
