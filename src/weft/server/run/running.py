@@ -92,20 +92,12 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     _prepare(engine, transport, given, in_users_loop=True)
     if given.workers > 1:
         raise StartError("server.serve has one worker: the process of the loop. Leave workers= out, or use run().")
-    listener = None if transport == "stdio" else listening.bind(given.host, given.port)
-    engine.serving += 1  # one loop may have several `serve` calls; the last one stops the server
-    try:
-        if listener is None:
-            from weft.server.stdio.stdio import serve_stdio
-
-            await serve_stdio(engine)
-        else:
-            with listener:
-                await _serve_http_in_users_loop(engine, given, listener)
-    finally:
-        engine.serving -= 1
-        if not engine.serving:
-            await engine.stop()
+    if transport == "stdio":
+        await _serve(engine)
+    else:
+        with listening.bind(given.host, given.port) as listener:
+            http = _http_server(engine, given, lambda: announce(engine, given, listener))
+            await _serve(engine, _serve_http(engine, http, listener))
 
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
@@ -150,7 +142,7 @@ def start(
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
-        _run_loop(engine, _serve_stdio(engine))
+        _run_loop(engine, _serve(engine))
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
@@ -185,31 +177,34 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
 
-async def _serve_stdio(engine: Engine) -> None:
-    from weft.server.stdio.stdio import serve_stdio
-
-    try:
-        await serve_stdio(engine)
-    finally:
-        await engine.stop()
-
-
 def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are accepted."""
     listening.raise_descriptors()
-    http = _http_server(engine, options, started)
 
-    async def serve() -> None:
-        await engine.lifespan.start()  # here, so that its failure is reported like any other
+    def begin() -> None:
         _calm_collector()
-        await http.serve(sockets=[listener])
+        started()
 
-    _run_loop(engine, serve())
+    http = _http_server(engine, options, begin)
+    _run_loop(engine, _serve(engine, _serve_http(engine, http, listener)))
 
 
-async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    http = _http_server(engine, options, lambda: announce(engine, options, listener), in_users_loop=True)
-    await engine.lifespan.start()
+async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) -> None:
+    """Await `http`, or serve on stdio if it is None. One loop may have several calls: the last one stops the server."""
+    from weft.server.stdio.stdio import serve_stdio
+
+    engine.serving += 1
+    try:
+        await (http or serve_stdio(engine))
+    finally:
+        engine.serving -= 1
+        if not engine.serving:
+            await engine.stop()
+
+
+async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until cancelled. Then wait until uvicorn has ended the open requests, unless cancelled a second time."""
+    await engine.lifespan.start()  # here, so that its failure is reported like any other
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
         await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
@@ -235,10 +230,8 @@ async def _abort_connections(http: uvicorn.Server) -> None:
         await asyncio.wait(tasks, timeout=1)
 
 
-def _http_server(
-    engine: Engine, options: HttpOptions, started: Callable[[], None], *, in_users_loop: bool = False
-) -> uvicorn.Server:
-    """Make the uvicorn server. With `in_users_loop`, it does not handle the signals of the process."""
+def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], None]) -> uvicorn.Server:
+    """Make the uvicorn server. It does not handle signals, and does not run the lifespan."""
     import uvicorn
 
     class HttpServer(uvicorn.Server):
@@ -264,18 +257,10 @@ def _http_server(
                 draining.cancel()
 
         def capture_signals(self) -> Any:
-            capture = None if in_users_loop else getattr(super(), "capture_signals", None)
-            return contextlib.nullcontext() if capture is None else capture()
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            """Stop with exit code 0, unlike uvicorn. At a second Ctrl-C, end the process at once."""
-            if self.should_exit and sig == signal.SIGINT:
-                os._exit(INTERRUPTED)
-            self.should_exit = True
+            return contextlib.nullcontext()
 
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `serve`.
-    return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
+    return HttpServer(_uvicorn_config(engine, options))
 
 
 def _calm_collector() -> None:
@@ -303,13 +288,13 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return not is_given_up and not is_known
 
 
-def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+def _uvicorn_config(engine: Engine, options: HttpOptions) -> uvicorn.Config:
     import uvicorn
 
     from weft.server.http.uvicorn_protocol import guarded_protocol
 
     app = engine.app(options)
-    app.follows_host = False  # `HttpServer` handles the signals
+    app.follows_host = False  # `_run_loop`, or the user's program, handles the signals
     drain = engine.limits.drain_seconds
     protocol = guarded_protocol(engine.limits)
     if protocol is None:
@@ -322,7 +307,7 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
         app,
         http=protocol or "auto",
         ws="none",
-        lifespan=lifespan,
+        lifespan="off",  # `_serve_http` starts it, because several `serve` calls share one
         log_config=None,
         access_log=False,
         proxy_headers=False,  # a client could write any address there; `trusted_proxies` handles them
@@ -426,13 +411,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
-    """Return a signal handler: the first signal cancels the task, the second ends the process."""
+    """Return a signal handler: the first signal cancels the task, a second Ctrl-C ends the process."""
     asked = False
 
-    def stop(_signal: int, _frame: Any) -> None:
+    def stop(number: int, _frame: Any) -> None:
         nonlocal asked
         if asked:
-            os._exit(INTERRUPTED)
+            if number == signal.SIGINT:
+                os._exit(INTERRUPTED)
+            return
         asked = True
         task.get_loop().call_soon_threadsafe(task.cancel)
 
