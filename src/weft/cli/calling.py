@@ -47,7 +47,7 @@ _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  
 
 
 class CallFailed(WeftError):
-    """The server could not be reached, or refused the request."""
+    """The server could not be reached or refused the request, or the user did not approve it."""
 
 
 class RemoteServer:
@@ -213,9 +213,8 @@ def check_command(command: str) -> None:
     """Raise WrongCommand if a command is a Python file that cannot be executed."""
     path = Path(command.strip())
     if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
-        raise WrongCommand(
-            f"{command} is not a program; write --stdio {shlex.quote(shlex.join(['python', str(path)]))}."
-        )
+        remedy = shlex.quote(shlex.join(["python", str(path)]))
+        raise WrongCommand(f"{command} is not a program; write --stdio {remedy}.")
 
 
 def check_url(url: str) -> None:
@@ -234,12 +233,8 @@ def check_url(url: str) -> None:
         raise WrongCommand(f"{url} is not encrypted; use https:// for a server that is not on this machine.")
 
 
-class NotApproved(WeftError):
-    """The user did not agree to start the server's command, or to send environment variables to the server."""
-
-
 def approve(target: Target, path: str) -> None:
-    """Ask the user before a command is started or variables are sent; raise NotApproved unless the user agrees."""
+    """Ask the user before a command is started or variables are sent; raise CallFailed unless the user agrees."""
     if isinstance(target, Command):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
@@ -255,7 +250,7 @@ def approve(target: Target, path: str) -> None:
 def _ask(shown: str, do: str, done: str) -> None:
     print(shown, file=sys.stderr)
     if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - None if closed
-        raise NotApproved(
+        raise CallFailed(
             f"Nothing was {done}: stdin is not a terminal, so you cannot be asked. Read the text above, and add --yes "
             f"to {do} it."
         )
@@ -265,7 +260,7 @@ def _ask(shown: str, do: str, done: str) -> None:
     except KeyboardInterrupt:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
-        raise NotApproved(f"Nothing was {done}.")
+        raise CallFailed(f"Nothing was {done}.")
 
 
 def _describe(target: Command, path: str) -> str:

@@ -63,9 +63,8 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
-        raise StartError(
-            f"--reload needs the package watchfiles. Install it: {sys.executable} -m pip install watchfiles"
-        ) from None
+        command = f"{sys.executable} -m pip install watchfiles"
+        raise StartError(f"--reload needs the package watchfiles. Install it: {command}") from None
     folder = folder_of(target)
     if folder is None:
         find(target)  # raises an error that says what is wrong
@@ -186,10 +185,7 @@ def print_entry(target: Target, client: str, name: str | None) -> int:
 
 def _of_url(url: str, host: Host) -> dict[str, Any]:
     if not host.takes_url:
-        raise WrongCommand(
-            f"{host.title} accepts no URLs in its configuration file. Add {url} under Settings, Connectors; or name "
-            f"the file of the server, so that {host.title} starts it."
-        )
+        raise WrongCommand(f"{host.title} accepts no URLs in its configuration file. Add {url} under its Connectors.")
     return {**({"type": host.url_type} if host.url_type else {}), "url": url}
 
 

@@ -274,10 +274,8 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
     """Raise UsageError if one of `options` is not in `known`. `what` is the object with the options: "A tool"."""
     for name in options:
         if name not in known:
-            raise UsageError(
-                f"{what} has no option {name!r} ({caller()}). {did_you_mean(name, known)}"
-                f"The options are: {', '.join(known)}."
-            )
+            remedy = f"{did_you_mean(name, known)}The options are: {', '.join(known)}."
+            raise UsageError(f"{what} has no option {name!r} ({caller()}). {remedy}")
 
 
 def check_limits(limits: Limits) -> None:
@@ -297,10 +295,7 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
         if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
             raise UsageError(f"{where} has scopes=[{scope!r}], which is not a scope: scopes have no spaces or quotes.")
         if scope == "offline_access":
-            raise UsageError(
-                f"{where} has the scope 'offline_access', which is not for operations: a client requests it from its "
-                "authorization server, to get a refresh token. Leave it out."
-            )
+            raise UsageError(f"{where} has the scope 'offline_access', which is for refresh tokens only. Leave it out.")
     return tuple(dict.fromkeys(scopes))
 
 

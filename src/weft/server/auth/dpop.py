@@ -51,10 +51,7 @@ class Dpop:
         algorithms: Sequence[str] = ("ES256", "EdDSA"),
     ) -> None:
         if not 1 <= window <= 600:
-            raise UsageError(
-                f"Dpop(window={window!r}) is not possible: a proof is valid for 1 to 600 seconds. Give a number in "
-                "that range."
-            )
+            raise UsageError(f"Dpop(window={window!r}) is not possible: a proof is valid for 1 to 600 seconds.")
         self.required = required
         self.nonces = nonces
         self.window = window
@@ -126,9 +123,7 @@ class Proofs:
         jwk, claims = self._read(proofs[0].decode("latin-1"), needs_token=token is not None)
         key = thumbprint(jwk)
         if bound is not None and not hmac.compare_digest(key.encode(), bound.encode()):
-            raise ProofRefused(
-                "The proof is signed with another key than the one that the token is bound to.", error="invalid_token"
-            )
+            raise ProofRefused("The proof is signed with another key than that of the token.", error="invalid_token")
         self._check_claims(claims, method, urls)
         if token is not None:
             digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")

@@ -59,10 +59,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
-        raise UsageError(
-            f"algorithms= has {', '.join(map(repr, wrong)) or 'no entry'}. Signatures are made with one of "
-            f"{', '.join(ALGORITHMS)}: list those that your authorization server uses."
-        )
+        raise UsageError(f"algorithms= has {', '.join(wrong) or 'no entry'}. List some of {', '.join(ALGORITHMS)}.")
     return listed
 
 
@@ -90,18 +87,13 @@ def read_keys(keys: KeysGiven, algorithms: Sequence[str]) -> list[Mapping[str, A
     for key in found:
         _check_key(key)
     if not any(fits(key, algorithm) for key in found for algorithm in algorithms):
-        raise UsageError(
-            f"keys= has no key for the algorithms {', '.join(algorithms)}. Give a JWK set, a list of JWKs, or one "
-            "public key in PEM; or change algorithms=."
-        )
+        raise UsageError(f"keys= has no key for the algorithms {', '.join(algorithms)}: add one, or change them.")
     return found
 
 
 def _check_key(jwk: Mapping[str, Any]) -> None:
     if jwk.get("kty") == "oct":
-        raise UsageError(
-            f"keys= has a shared secret (`oct`): with it, everyone who verifies tokens can also sign them. {_WANTED}"
-        )
+        raise UsageError(f"keys= has a shared secret (`oct`), with which tokens can also be signed. {_WANTED}")
     if PRIVATE_MEMBERS & jwk.keys():
         raise UsageError(_IS_PRIVATE)
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)

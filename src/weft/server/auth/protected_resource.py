@@ -48,7 +48,7 @@ class Protection:
         if bind is not None and self.audiences is None and not getattr(verifier, "audience", None):
             raise UsageError(
                 f"auth={type(verifier).__name__}(...) alone does not say for which audience tokens must be issued. "
-                "Give it audience=, or write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
+                "Give it audience=, or use a ResourceServer."
             )
         self.verifier: Verifier = verifier if bind is None else bind(self.audiences or ())
         # Seconds for which an expired token is still accepted.
@@ -57,9 +57,6 @@ class Protection:
         self.dpop = dpop or Dpop()
         self.cache_seconds: float = getattr(verifier, "cache_seconds", 0.0) if cache_seconds is None else cache_seconds
         self._implied = _closure(implied_scopes or {})
-
-    def __repr__(self) -> str:
-        return f"<Protection by {self.verifier!r}>"
 
     def metadata(self, info: Implementation) -> bytes:
         """Return the metadata document; empty if no metadata is published."""
@@ -123,18 +120,13 @@ class ResourceServer(Protection):
     ) -> None:
         parts = check_url(resource, "resource")
         if parts.query:
-            raise UsageError(
-                f"resource={resource!r} has a query, which tokens cannot be issued for. Give the URL without it."
-            )
+            raise UsageError(f"resource={resource!r} has a query. Give the URL without it.")
         if isinstance(authorization_servers, str) or not authorization_servers:
             raise UsageError("authorization_servers= is a list with at least one URL, where clients get their tokens.")
         for issuer in authorization_servers:
             check_url(issuer, "An entry of authorization_servers")
         if not is_async(verifier):
-            raise UsageError(
-                "verifier= is an async function of a token (async def), or a verifier such as JwtVerifier(...) "
-                "or StaticTokens(...)."
-            )
+            raise UsageError("verifier= is an async function of a token (async def), or a JwtVerifier(...).")
         self.origin = origin_of(resource)
         self.host = parts.hostname or ""  # Without the port: some proxies remove it.
         self.resource = self.origin + parts.path
@@ -146,9 +138,6 @@ class ResourceServer(Protection):
         self.authorization_servers = tuple(authorization_servers)
         self.documentation = documentation
         super().__init__(verifier, scopes=scopes, implied_scopes=implied_scopes, dpop=dpop, cache_seconds=cache_seconds)
-
-    def __repr__(self) -> str:
-        return f"<ResourceServer {self.resource!r}>"
 
     def metadata(self, info: Implementation) -> bytes:
         """Return the metadata document."""

@@ -72,9 +72,7 @@ class JwtVerifier(_AudienceVerifier):
         leeway: float = LEEWAY,
     ) -> None:
         if not 0 <= leeway <= 300:
-            raise UsageError(
-                f"leeway={leeway!r} is not possible: it is the seconds by which clocks may differ. Give 0 to 300."
-            )
+            raise UsageError(f"leeway={leeway!r} is not possible: clocks may differ by 0 to 300 seconds.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
         self.audience = read_audience(audience)
@@ -124,10 +122,7 @@ class IntrospectionVerifier(_AudienceVerifier):
     ) -> None:
         check_url(url, "The URL of the introspection")
         if not client_id or not client_secret:
-            raise UsageError(
-                "Introspection needs client_id= and client_secret=: this server logs in with them at the authorization "
-                "server."
-            )
+            raise UsageError("Introspection needs client_id= and client_secret=, with which this server logs in.")
         self.url = url
         self.issuer = issuer
         self.audience = read_audience(audience)

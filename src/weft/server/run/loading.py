@@ -324,25 +324,17 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str,
 
 def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
     """Call a function that makes a server; return the server."""
-    what = f"{name!r} in {file}"
     if inspect.iscoroutinefunction(make):
-        raise StartError(
-            f"{what} is an async function; a function that makes a server must be a plain `def`. Move the code that "
-            "awaits into the server's lifespan."
-        )
-    if needed := _needed(make):
-        raise StartError(
-            f"{what} needs arguments: {', '.join(needed)}. A function that makes a server is called without any: give "
-            "its parameters defaults."
-        )
-    with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
-        made = make()
-    if isinstance(made, Servable):
-        return made
-    raise StartError(
-        f"{what} is a function that returned {with_article(type(made).__name__)}, not a Server. Let it return a "
-        "Server, or name another object."
-    )
+        wrong = "is an async function; a function that makes a server must be a plain `def`."
+    elif needed := _needed(make):
+        wrong = f"needs arguments: {', '.join(needed)}. A function that makes a server is called without any."
+    else:
+        with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
+            made = make()
+        if isinstance(made, Servable):
+            return made
+        wrong = f"is a function that returned {with_article(type(made).__name__)}, not a Server. Let it return a Server"
+    raise StartError(f"{name!r} in {file} {wrong}")
 
 
 def _needed(make: Callable[..., Any]) -> list[str]:

@@ -59,10 +59,7 @@ def target_of(engine: Engine) -> Target:
     for name, value in vars(script).items():
         if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
-    raise StartError(
-        "Each worker loads the server itself, so it has to be a global variable of the script that is run, such as "
-        "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
-    )
+    raise StartError("Each worker loads the server itself, so it has to be a global variable of the script.")
 
 
 def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
@@ -93,9 +90,8 @@ def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if not are_shared and (options.sessions or options.sse_path is not None):
         raise StartError(
-            f"sessions=True, or sse_path=, is not possible with workers={options.workers}: each worker has its own "
-            "memory and does not know the sessions of the others. Use one worker, or give the server a backend= that "
-            "the workers share."
+            f"sessions=True or sse_path= is not possible with workers={options.workers}: each worker has its own "
+            "memory. Use one worker, or give the server a backend= that the workers share."
         )
     return msgspec.structs.replace(options, sessions=are_shared if options.sessions is None else options.sessions)
 
