@@ -12,6 +12,7 @@ import base64
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from weft import errors
 from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
 from weft.client.client import Client
 from weft.client.config import Command, Http, Target, parse_target
@@ -27,26 +29,16 @@ from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
 from weft.client.results import PendingQuestions
-from weft.errors import (
-    AuthorizationFailed,
-    ConnectionFailed,
-    InvalidAnswer,
-    MissingCapability,
-    RemoteError,
-    RequestTimeout,
-    UsageError,
-    WeftError,
-)
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
 
-_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand by method
+_SUBCOMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by method; default: call
 
 _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # argument of `Client` by capability
 
 
-class CallFailed(WeftError):
+class CallFailed(errors.WeftError):
     """The server could not be reached or refused the request, or the user did not approve it."""
 
 
@@ -108,7 +100,7 @@ class RemoteServer:
         for _ in range(self._limits.pages):
             try:
                 result = await client.request(method, params)
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 if means_no_list(error, params.get("cursor")):
                     break
                 raise
@@ -126,9 +118,9 @@ class RemoteServer:
         """
         try:
             result: dict[str, Any] = msgspec.to_builtins(asyncio.run(self._within(asking, work)))
-        except UsageError:
+        except errors.UsageError:
             raise
-        except (WeftError, TimeoutError) as error:
+        except (errors.WeftError, TimeoutError) as error:
             raise self.failure(error) from None
         return result
 
@@ -142,24 +134,24 @@ class RemoteServer:
         finally:
             await client.close()
 
-    def failure(self, error: WeftError | TimeoutError) -> CallFailed:
+    def failure(self, error: errors.WeftError | TimeoutError) -> CallFailed:
         """Return the error to print for an exception of the client."""
         match error:
-            case RequestTimeout() | TimeoutError():
+            case errors.RequestTimeout() | TimeoutError():
                 text = f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
-            case RemoteError():
-                hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
+            case errors.RemoteError():
+                hint = _unanswered(self._asking, error.data) if error.code == errors.MissingCapability.code else ""
                 text = f"{self.where} refused {self._asking}: {error}{hint}"
             case PendingQuestions():
                 hint = _unanswered(self._asking)
                 text = f"{self.where} asked a question in {self._asking} (input_required).{hint}"
-            case AuthorizationFailed() | ConnectionFailed():
+            case errors.AuthorizationFailed() | errors.ConnectionFailed():
                 text = self._why(error)
             case _:
                 text = str(error)
         return CallFailed(text)
 
-    def _why(self, error: AuthorizationFailed | ConnectionFailed) -> str:
+    def _why(self, error: errors.AuthorizationFailed | errors.ConnectionFailed) -> str:
         if self._token is None and isinstance(refused := error.__context__, Refused) and refused.status == 401:
             return self._unauthorized(refused)
         if not isinstance(getattr(error.__context__, "os_error", None), ConnectionRefusedError):
@@ -198,7 +190,7 @@ def _unanswered(asking: str, data: Any = None) -> str:
     """
     wanted = _object(_object(data).get("requiredCapabilities"))
     option = next((option for name, option in _ANSWERING.items() if name in wanted), "elicit")
-    return f" `weft {_COMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
+    return f" `weft {_SUBCOMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
 
 
 def _show_notification(method: str, params: Any) -> None:
@@ -282,9 +274,9 @@ def _describe(target: Command, path: str) -> str:
 NESTING = 4  # how many levels of a nested type are printed
 
 
-def call(peer: RemoteServer, tool: str, arguments: str) -> int:
+def call(peer: RemoteServer, parsed: Namespace) -> int:
     """Call a tool and print its result; return 1 if the result is an error."""
-    result = peer.call_tool(tool, _read_arguments(arguments))
+    result = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
@@ -295,9 +287,9 @@ def call(peer: RemoteServer, tool: str, arguments: str) -> int:
     return 1 if failed else 0
 
 
-def read(peer: RemoteServer, uri: str) -> int:
+def read(peer: RemoteServer, parsed: Namespace) -> int:
     """Read a resource, and write its texts and bytes to stdout. On a terminal, bytes are only described."""
-    result = peer.request("resources/read", {"uri": uri})
+    result = peer.request("resources/read", {"uri": parsed.uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
             show(str(part.get("text", "")))
@@ -309,9 +301,11 @@ def read(peer: RemoteServer, uri: str) -> int:
     return 0
 
 
-def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
+def prompt(peer: RemoteServer, parsed: Namespace) -> int:
     """Get a prompt and print its messages, each after its role. The second and further lines are indented."""
-    result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
+    arguments = _read_arguments(parsed.arguments).items()
+    texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments if value is not None}
+    result = peer.get_prompt(parsed.name, texts)
     for message in _objects(result.get("messages")):
         content = to_text(_show(_object(message.get("content")))).splitlines() or [""]
         print(f"{to_line(str(message.get('role')))}: {content[0]}")
@@ -320,7 +314,7 @@ def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
     return 0
 
 
-def list_all(peer: RemoteServer) -> int:
+def list_all(peer: RemoteServer, _parsed: Namespace) -> int:
     """Print the tools, resources and prompts of a server; return 1 if it refused one of the lists."""
     is_empty, code = True, 0
 
@@ -331,7 +325,7 @@ def list_all(peer: RemoteServer) -> int:
                 continue
             try:
                 items = _objects(msgspec.to_builtins(await peer.fetch_list(client, method, key)))
-            except (RemoteError, InvalidAnswer) as error:
+            except (errors.RemoteError, errors.InvalidAnswer) as error:
                 show_failure(str(peer.failure(error)))
                 is_empty, code = False, 1
                 continue
@@ -349,6 +343,9 @@ def list_all(peer: RemoteServer) -> int:
     if is_empty:
         show_line(f"{peer.where} has no tools, resources or prompts.", sys.stderr)
     return code
+
+
+COMMANDS = {"call": call, "list": list_all, "read": read, "prompt": prompt}
 
 
 def _bytes(peer: RemoteServer, blob: Any) -> bytes:
@@ -427,15 +424,6 @@ def _read_arguments(text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise WrongCommand(f"The arguments are not a JSON object ({error}); write them like '{{\"a\": 1}}'.") from None
-
-
-def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a prompt with text values. Other values become JSON text; null is left out."""
-    return {
-        name: value if isinstance(value, str) else _json(value)
-        for name, value in arguments.items()
-        if value is not None
-    }
 
 
 def _show(block: Mapping[str, Any]) -> str:

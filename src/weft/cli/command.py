@@ -220,14 +220,7 @@ def _run(parsed: argparse.Namespace) -> int:
     target = _named(parsed)
     if parsed.reload:
         return serving.run_with_reload(target, parsed.given, options)
-    return serving.run(
-        target,
-        http=parsed.http,
-        debug=parsed.debug,
-        log_level=parsed.log_level,
-        options=options,
-        listener=parsed.listener,
-    )
+    return serving.run(target, parsed, options)
 
 
 def _entry(parsed: argparse.Namespace) -> int:
@@ -250,16 +243,7 @@ def _request(parsed: argparse.Namespace) -> int:
     from weft.cli import calling
 
     try:
-        peer = _peer(parsed)
-        match parsed.subcommand:
-            case "call":
-                return calling.call(peer, parsed.tool, parsed.arguments)
-            case "list":
-                return calling.list_all(peer)
-            case "read":
-                return calling.read(peer, parsed.uri)
-            case _:
-                return calling.prompt(peer, parsed.name, parsed.arguments)
+        return calling.COMMANDS[parsed.subcommand](_peer(parsed), parsed)
     except UsageError as error:  # the client refuses what the command line says
         raise WrongCommand(str(error)) from None
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,33 +25,25 @@ from weft.errors import StartError
 from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load, movable
-from weft.server.run.running import print_notice, start
+from weft.server.run.running import end_child, print_notice, start
 
 _Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
 STOP_SECONDS = 7.0  # how long a child process may take to end; more than the deadline that the child has for itself
 
 
-def run(
-    target: Target,
-    *,
-    http: bool,
-    debug: bool,
-    log_level: str | None,
-    options: Mapping[str, Any],
-    listener: int | None = None,
-) -> int:
-    """Load a server and serve until it is stopped; return 0.
+def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
+    """Load a server and serve until it is stopped; return 0. `options` are those of `HttpOptions`.
 
-    `listener` is the file descriptor of a socket that the parent process has opened.
+    `parsed.listener` is the file descriptor of a socket that the parent process has opened, or None.
     """
     with contextlib.redirect_stdout(sys.stderr):  # stdout carries the protocol, so the file must not print there
         server = find(target)
-    server.engine.debug = server.engine.debug or debug
-    given = HttpOptions(log_level=log_level, **options)
-    if http:
+    server.engine.debug = server.engine.debug or parsed.debug
+    given = HttpOptions(log_level=parsed.log_level, **options)
+    if parsed.http:
         _check_exposure(given)
-    kept = None if listener is None else socket.socket(fileno=listener)
-    start(server.engine, "http" if http else "stdio", given, target, kept)
+    listener = None if parsed.listener is None else socket.socket(fileno=parsed.listener)
+    start(server.engine, "http" if parsed.http else "stdio", given, target, listener)
     return 0
 
 
@@ -133,11 +126,7 @@ def _check_exposure(options: HttpOptions) -> None:
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         child.terminate()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_child(child, STOP_SECONDS)
 
 
 # --- weft entry

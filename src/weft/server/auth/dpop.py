@@ -14,6 +14,7 @@ import hmac
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -35,6 +36,7 @@ _MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": (
 _PORTS = {"https": 443, "http": 80}
 
 
+@dataclass(kw_only=True)
 class Dpop:
     """Settings for tokens that are bound to a key.
 
@@ -42,20 +44,15 @@ class Dpop:
     repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        required: bool = False,
-        nonces: bool = False,
-        window: float = 60.0,
-        algorithms: Sequence[str] = ("ES256", "EdDSA"),
-    ) -> None:
-        if not 1 <= window <= 600:
-            raise UsageError(f"Dpop(window={window!r}) is not possible: a proof is valid for 1 to 600 seconds.")
-        self.required = required
-        self.nonces = nonces
-        self.window = window
-        self.algorithms = check_algorithms(algorithms)
+    required: bool = False
+    nonces: bool = False
+    window: float = 60.0
+    algorithms: Sequence[str] = ("ES256", "EdDSA")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= 600:
+            raise UsageError(f"Dpop(window={self.window!r}) is not possible: a proof is valid for 1 to 600 seconds.")
+        self.algorithms = check_algorithms(self.algorithms)
 
 
 class ProofRefused(WeftError):

@@ -59,7 +59,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
-        raise UsageError(f"algorithms= has {', '.join(wrong) or 'no entry'}. List some of {', '.join(ALGORITHMS)}.")
+        raise UsageError(f"algorithms= has {wrong or 'no entry'}. List some of {', '.join(ALGORITHMS)}.")
     return listed
 
 

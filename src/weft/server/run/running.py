@@ -17,6 +17,7 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -102,10 +103,9 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
     check_options(what, options, HttpOptions.__struct_fields__)
-    for name, example in (("host", "127.0.0.1"), ("path", "/mcp"), ("log_level", "info")):
-        value = options.get(name)
-        if value is not None and not isinstance(value, str):
-            raise UsageError(f"{name}= is a str, not {type(value).__name__} ({caller()}). Write {name}={example!r}.")
+    host = options.get("host", "")
+    if not isinstance(host, str):
+        raise UsageError(f"host= is a str, not {type(host).__name__} ({caller()}). Write host='127.0.0.1'.")
     wrong = next((name for name in options if name != "log_level"), None)
     if transport == "stdio" and wrong is not None:
         raise UsageError(
@@ -182,7 +182,11 @@ def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, st
     listening.raise_descriptors()
 
     def begin() -> None:
-        _calm_collector()
+        # Collect garbage less often. The objects that exist now live as long as the process, and a request leaves
+        # almost no garbage. With Python's default threshold, a busy server would spend 5 % of its time on it.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         started()
 
     http = _http_server(engine, options, begin)
@@ -263,17 +267,6 @@ def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], Non
     return HttpServer(_uvicorn_config(engine, options))
 
 
-def _calm_collector() -> None:
-    """Collect garbage less often.
-
-    The objects that exist now live as long as the process, and a request leaves almost no garbage. With Python's
-    default threshold of 700 objects, a busy server would spend 5 % of its time on garbage collection.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-
-
 def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Return False for log records of uvicorn about requests and streams that Weft has ended and logged itself.
 
@@ -348,6 +341,15 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:  # else the program has chosen one
             logger.setLevel(max(logging.INFO, names[chosen]))
+
+
+def end_child(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a child process, and kill it if it takes too long."""
+    try:
+        child.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def print_notice(text: str) -> None:

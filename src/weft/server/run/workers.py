@@ -27,7 +27,15 @@ from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
 from weft.server.run.listening import HttpOptions, bind
 from weft.server.run.loading import Target, load
-from weft.server.run.running import INTERRUPTED, announce, on_signals, print_notice, serve_http, set_up_logging
+from weft.server.run.running import (
+    INTERRUPTED,
+    announce,
+    end_child,
+    on_signals,
+    print_notice,
+    serve_http,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from weft.server.run.engine import Engine
@@ -154,11 +162,7 @@ class _WorkerSupervisor:
                 worker.terminate()
         until = time.monotonic() + self._drain + 3
         for worker, _ in self._workers:
-            try:
-                worker.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            end_child(worker, until - time.monotonic())
             _close_pipe(worker)
 
 
