@@ -194,7 +194,7 @@ def _unanswered(asking: str, data: Any = None) -> str:
 
 
 def _show_notification(method: str, params: Any) -> None:
-    show_line(f"{method}: {msgspec.json.encode(params).decode()}", sys.stderr)
+    show_line(f"{method}: {_json(params)}", sys.stderr)
 
 
 def _show_stderr(line: str) -> None:
@@ -213,15 +213,15 @@ def check_url(url: str) -> None:
     """Raise WrongCommand unless a URL is https, or http to this machine. Other connections are not encrypted."""
     try:
         parts = urlsplit(url)
-        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+        scheme, host = parts.scheme, parts.hostname if parts.port != 0 else None
     except ValueError:  # the port is not a number below 65536
-        host = None
-    if not host:
+        scheme, host = "", None
+    if scheme not in ("http", "https") or not host:
         raise WrongCommand(
             f"{url!r} is not the URL of a server; write one like http://127.0.0.1:8000/mcp. To start a server by a "
             "command, add --stdio."
         )
-    if url.lower().startswith("http:") and not is_loopback(host):
+    if scheme == "http" and not is_loopback(host):
         raise WrongCommand(f"{url} is not encrypted; use https:// for a server that is not on this machine.")
 
 
@@ -231,12 +231,9 @@ def approve(target: Target, path: str) -> None:
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
         parts = urlsplit(target.url)
-        _ask(
-            f"{visible(path)} wants to send variables of your environment:\n  variables:    "
-            f"{', '.join(target.taken)}\n  to:           {visible(f'{parts.scheme}://{parts.netloc}')}",
-            "send",
-            "sent",
-        )
+        what = f"  variables:    {', '.join(target.taken)}"
+        where = f"  to:           {visible(f'{parts.scheme}://{parts.netloc}')}"
+        _ask(f"{visible(path)} wants to send variables of your environment:\n{what}\n{where}", "send", "sent")
 
 
 def _ask(shown: str, do: str, done: str) -> None:
@@ -263,9 +260,8 @@ def _describe(target: Command, path: str) -> str:
         lines.append(f"  in:           {visible(target.cwd)}")
     if hidden := [name for name in target.env if not changes_code(name)]:
         lines.append(f"  environment:  {visible(', '.join(hidden))} (the values are in the file)")
-    lines += [
-        f"  environment:  {visible(f'{name}={value}')}" for name, value in target.env.items() if changes_code(name)
-    ]
+    changing = {name: value for name, value in target.env.items() if changes_code(name)}
+    lines += [f"  environment:  {visible(f'{name}={value}')}" for name, value in changing.items()]
     if target.taken:
         lines.append(f"  it receives:  {', '.join(target.taken)} of your environment")
     return "\n".join([*lines, *question.warnings])
@@ -372,9 +368,8 @@ def _tool_arguments(tool: Mapping[str, Any]) -> str:
 
 def _prompt_arguments(item: Mapping[str, Any]) -> str:
     """Return the arguments of a prompt as one line: `mood, tea?`. A `?` marks an optional argument."""
-    return ", ".join(
-        f"{one.get('name')}{'' if one.get('required') else '?'}" for one in _objects(item.get("arguments"))
-    )
+    arguments = _objects(item.get("arguments"))
+    return ", ".join(f"{one.get('name')}{'' if one.get('required') else '?'}" for one in arguments)
 
 
 # Title, capability, method, key of the items, and the function that describes the arguments of an item.

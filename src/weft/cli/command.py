@@ -74,13 +74,11 @@ def _unknown(own: list[str], rest: list[str]) -> str:
     """Return the error message for the first unknown argument, `rest[0]`, of the command line `own`."""
     command, word = f"weft {own[0]}", rest[0].partition("=")[0]
     kind = "option" if word.startswith("-") else "argument"
+    text = f"{command} has no {kind} {word}; see {command} --help."
     if own[0] not in ("run", "entry"):
-        return f"{command} has no {kind} {word}; see {command} --help."
-    ours = " ".join(own[: own.index(rest[0])])
-    return (
-        f"{command} has no {kind} {word}; see {command} --help. Arguments for the file come after `--`: "
-        f"weft {ours} -- {' '.join(own[own.index(rest[0]) :])}"
-    )
+        return text
+    at = own.index(rest[0])
+    return f"{text} Arguments for the file come after `--`: weft {' '.join([*own[:at], '--', *own[at:]])}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,15 +109,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         add("--host", help="the address to listen on (127.0.0.1)"),
         add("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)"),
         add("--path", help="the path of the endpoint (/mcp)"),
-        add(
-            "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
-        ),
+        add("--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="serve HTTP+SSE too (/sse)"),
         add("--workers", type=_workers, metavar="N", help="the number of processes (1)"),
         add("--no-sessions", dest="sessions", action="store_const", const=False, help="keep no sessions"),
         add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host header to accept; repeatable"),
-        add_list(
-            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin header to accept; repeatable"
-        ),
+        add_list("--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin to accept; repeatable"),
         add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
         add_list("--cors", metavar="ORIGIN", help="an origin whose web pages may call the server; repeatable"),
     ]
@@ -127,23 +121,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reload", action="store_true", help="restart when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
     parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
-    parser.add_argument(
-        "--log-level",
-        choices=LEVELS,
-        metavar="LEVEL",
-        help=f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)",
-    )
+    levels = f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)"
+    parser.add_argument("--log-level", choices=LEVELS, metavar="LEVEL", help=levels)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] (FILE | MODULE)[:OBJECT] [-- ARGUMENTS]"
-    parser.add_argument(
-        "target",
-        metavar="(FILE | MODULE)[:OBJECT]",
-        nargs="?",
-        help="a file or a module, such as server.py or shop.server; OBJECT is the Server in it, or a function that "
-        "returns one; arguments after -- are in its sys.argv",
-    )
+    about = "a file or a module, such as server.py or shop.server; OBJECT is the Server in it, or a function that "
+    about += "returns one; arguments after -- are in its sys.argv"
+    parser.add_argument("target", metavar="(FILE | MODULE)[:OBJECT]", nargs="?", help=about)
     parser.add_argument("-m", dest="module", metavar="MODULE[:OBJECT]", help="a module, as with `python -m`")
 
 
@@ -196,13 +182,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
     parser.add_argument("--config", metavar="FILE", help="SERVER is the name of a server in this mcpServers file")
-    parser.add_argument(
-        "--yes", action="store_true", help="start the command from --config, or send variables to it, without asking"
-    )
+    parser.add_argument("--yes", action="store_true", help="start the command, or send variables, without asking")
     parser.add_argument("--token", help="a bearer token for the server; safer in the variable WEFT_TOKEN")
-    parser.add_argument(
-        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header to send; repeatable"
-    )
+    parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header; repeatable")
     parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 

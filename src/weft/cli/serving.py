@@ -184,11 +184,7 @@ def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
         server = find(target)
     moved, is_found = movable(target)
     words = ["-m", "weft", "run", *(["-m"] if moved.is_module else []), moved.text]
-    entry: dict[str, Any] = {"command": sys.executable, "args": words}
-    if moved.arguments:
-        entry["args"] += ["--", *moved.arguments]
-    if host.command_type:
-        entry = {"type": host.command_type, **entry}
-    if not is_found:
-        entry["env"] = {"PYTHONPATH": str(Path.cwd())}
-    return entry, server.engine.name
+    words += ["--", *moved.arguments] if moved.arguments else []
+    env = None if is_found else {"PYTHONPATH": str(Path.cwd())}
+    entry = {"type": host.command_type, "command": sys.executable, "args": words, "env": env}
+    return {name: value for name, value in entry.items() if value is not None}, server.engine.name

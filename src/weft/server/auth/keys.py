@@ -186,11 +186,8 @@ class KeySet:
         return [key for key in self._fitting(kid, algorithm) if key not in tried]
 
     def _fitting(self, kid: str | None, algorithm: str) -> list[PyJWK]:
-        places = [
-            place
-            for place, jwk in enumerate(self._keys)
-            if (kid is None or jwk.get("kid", kid) == kid) and fits(jwk, algorithm)
-        ]
+        named = ((place, jwk) for place, jwk in enumerate(self._keys) if kid is None or jwk.get("kid", kid) == kid)
+        places = [place for place, jwk in named if fits(jwk, algorithm)]
         found = [self._usable(place, algorithm) for place in places[:MOST_TRIED]]
         return [key for key in found if key is not None]
 

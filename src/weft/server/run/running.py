@@ -162,9 +162,7 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
         check_pipes()
         warn_of_empty_server(engine)
         if os.isatty(0):  # a person, not a client
-            print_notice(
-                f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops."
-            )
+            print_notice(f"Weft serves {engine.name!r} on stdio, for an MCP client that starts it. Ctrl-C stops.")
             print_notice("To serve over HTTP instead: weft run FILE --http")
     elif transport == "http":
         listening.check_workers(options.workers)
