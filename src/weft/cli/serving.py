@@ -56,8 +56,8 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
-        command = f"{sys.executable} -m pip install watchfiles"
-        raise StartError(f"--reload needs the package watchfiles. Install it: {command}") from None
+        remedy = f"{sys.executable} -m pip install watchfiles"
+        raise StartError(f"--reload needs the package watchfiles. Install it: {remedy}") from None
     folder = folder_of(target)
     if folder is None:
         find(target)  # raises an error that says what is wrong

@@ -32,6 +32,7 @@ from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
 from weft.server.run.development import watch_for_blocking
 from weft.server.runtime import dispatch
+from weft.server.runtime.dispatch import find_tracing
 from weft.server.runtime.request_log import dispatcher_class
 from weft.server.runtime.runtime import LifespanFactory, Runtime
 from weft.server.sessions.session import HANDLERS
@@ -222,7 +223,7 @@ class Engine(Runtime):
             handlers,
             translations=self._translations,
             middleware=around,
-            tracing=dispatch.find_tracing(),
+            tracing=find_tracing(),
             checks=checks,
             extensions=self.extensions,
         )
