@@ -160,7 +160,7 @@ async def test_without_any_guard_uvicorn_serves_and_the_log_tells_it(
     listener = bind("127.0.0.1", 0)
     started = asyncio.Event()
     options = HttpOptions(port=listener.getsockname()[1])
-    http = running._http_server(Server("s").engine, options, started.set, in_users_loop=True)
+    http = running._http_server(Server("s").engine, options, started.set)
     assert "is not known to Weft" in caplog.text
     task = asyncio.create_task(http.serve(sockets=[listener]))
     await started.wait()
@@ -248,7 +248,7 @@ def test_uvicorn_has_the_methods_that_the_runner_overrides() -> None:
 async def test_without_them_a_server_runs_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn, "Server", PublicServer)
     started: list[int] = []
-    made = running._http_server(Server("s").engine, HttpOptions(), lambda: started.append(1), in_users_loop=False)
+    made = running._http_server(Server("s").engine, HttpOptions(), lambda: started.append(1))
     with made.capture_signals():
         pass
     task = asyncio.create_task(made.serve())

@@ -78,7 +78,7 @@ async def served(server: Server, app: Any = None) -> AsyncIterator[Running]:
     listener = bind("127.0.0.1", 0)
     options = HttpOptions(port=listener.getsockname()[1])
     started = asyncio.Event()
-    http = running._http_server(server.engine, options, started.set, in_users_loop=True)
+    http = running._http_server(server.engine, options, started.set)
     if app is not None:
         http.config.app = app
     task = asyncio.create_task(http.serve(sockets=[listener]))

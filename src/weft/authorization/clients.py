@@ -25,7 +25,7 @@ from weft.errors import UsageError
 from weft.net.fetch import FetchFailed, fetch_document, fresh_seconds
 from weft.net.hosts import is_loopback
 from weft.net.urls import is_safe_url
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_keys, fits, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, fits, read_keys
 
 CLIENT_CREDENTIALS = "client_credentials"  # the grant type of programs that act for themselves
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # the grant type for assertions of a trusted issuer
@@ -74,8 +74,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     def with_keys(self, keys: KeysGiven) -> RegisteredClient:
         """Return a copy of the client with public keys (JWKs or PEM), so that it authenticates with its private key."""
-        found = tuple(dict(key) for key in read_keys(keys))
-        check_keys(found, DEFAULT_ALGORITHMS)
+        found = tuple(dict(key) for key in read_keys(keys, DEFAULT_ALGORITHMS))
         if not all(any(fits(key, algorithm) for algorithm in DEFAULT_ALGORITHMS) for key in found):
             raise UsageError(f"with_keys() was given a key that fits none of {', '.join(DEFAULT_ALGORITHMS)}.")
         return msgspec.structs.replace(self, keys=found)

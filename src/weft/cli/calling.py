@@ -12,51 +12,40 @@ import base64
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
+from weft import errors
 from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
 from weft.client.client import Client
-from weft.client.config import Command, Http, Target, parse_target, read_server
+from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
 from weft.client.results import PendingQuestions
-from weft.errors import (
-    AuthorizationFailed,
-    ConnectionFailed,
-    InvalidAnswer,
-    MissingCapability,
-    RemoteError,
-    RequestTimeout,
-    UsageError,
-    WeftError,
-)
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
 
-T = TypeVar("T")
-
-_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand by method
+_SUBCOMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by method; default: call
 
 _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # argument of `Client` by capability
 
 
-class CallFailed(WeftError):
-    """The server could not be reached, or refused the request."""
+class CallFailed(errors.WeftError):
+    """The server could not be reached or refused the request, or the user did not approve it."""
 
 
 class RemoteServer:
     """A server that is given by a URL, a command or a configuration entry.
 
-    If `server` is text, `is_command` says that it is a command, not a URL.
-    Every method opens a new connection and closes it.
+    Every method opens a new connection and closes it. Raises UsageError if the server or an option cannot be used.
     """
 
     def __init__(
@@ -64,26 +53,20 @@ class RemoteServer:
         server: str | Target,
         timeout: float,
         *,
-        is_command: bool = False,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        if isinstance(server, str):
-            (_check_command if is_command else _check)(server)
-        self._token = token
-        self._headers = headers or {}
-        self._target = server
+        self._server = server
         self.where = server if isinstance(server, str) else server.where  # the server's name in messages
         self._timeout = timeout
+        self._token = token
+        self._headers = headers or {}
         self._asking = "the first request"  # the pending request, for error messages
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
-        try:
-            self._client()
-        except UsageError as error:
-            raise WrongCommand(str(error)) from None
+        self._client()  # raises UsageError before anything is sent
 
     def _client(self) -> Client:
-        found = parse_target(self._target)
+        found = parse_target(self._server)
         if isinstance(found, Command):
             target: Target = replace(found, on_stderr=_show_stderr)
         else:
@@ -99,56 +82,25 @@ class RemoteServer:
 
     def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool and return its result."""
-        result: dict[str, Any] = self._run("tools/call", lambda client: client.call_tool(tool, arguments))
-        return result
+        return self.run("tools/call", lambda client: client.call_tool(tool, arguments))
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Get a prompt and return the result."""
-        result: dict[str, Any] = self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
-        return result
+        return self.run("prompts/get", lambda client: client.get_prompt(name, arguments))
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request and return its result."""
-        result: dict[str, Any] = self._run(method, lambda client: client.request(method, params))
-        return result
+        return self.run(method, lambda client: client.request(method, params))
 
-    def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
-        """Fetch several lists, and return the items of each list.
-
-        `wanted` has for each list its capability, its method, and the field of the result with the items. A list is
-        empty if the server does not have the capability. If the server refuses a list, the error is returned in place
-        of its items.
-
-        If the connection is lost, the error is the last element, and later lists are missing. If there is no list yet,
-        the error is raised.
-        """
-        found: list[list[dict[str, Any]] | CallFailed] = []
-
-        async def fetch(client: Client) -> None:
-            offered = client.server_capabilities
-            for capability, method, key in wanted:
-                is_offered = getattr(offered, capability) is not None
-                try:
-                    found.append(msgspec.to_builtins(await self._pages(client, method, key)) if is_offered else [])
-                except (RemoteError, InvalidAnswer) as error:
-                    found.append(self._failure(error))
-
-        try:
-            self._run("the lists", fetch)
-        except CallFailed as error:
-            if not found:
-                raise
-            found.append(error)
-        return found
-
-    async def _pages(self, client: Client, method: str, key: str) -> list[dict[str, Any]]:
+    async def fetch_list(self, client: Client, method: str, key: str) -> list[Any]:
+        """Return the items of all pages of a list. `key` is the field of the result that has the items."""
         self._asking = method
-        items: list[dict[str, Any]] = []
+        items: list[Any] = []
         params: dict[str, Any] = {}
         for _ in range(self._limits.pages):
             try:
                 result = await client.request(method, params)
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 if means_no_list(error, params.get("cursor")):
                     break
                 raise
@@ -159,37 +111,20 @@ class RemoteServer:
             params = {"cursor": result["nextCursor"]}
         return items
 
-    def _run(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> Any:
+    def run(self, asking: str, work: Callable[[Client], Awaitable[Any]]) -> dict[str, Any]:
         """Connect, run `work`, close the connection, and return the result of `work` in plain JSON types.
 
-        `asking` names the request in error messages. Raises WrongCommand if the client was used in a wrong way, and
-        CallFailed for all other errors.
+        `asking` names the request in error messages. Raises CallFailed for all errors except a UsageError.
         """
         try:
-            return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
-        except UsageError as error:
-            raise WrongCommand(str(error)) from None
-        except (WeftError, TimeoutError) as error:
-            raise self._failure(error) from None
+            result: dict[str, Any] = msgspec.to_builtins(asyncio.run(self._within(asking, work)))
+        except errors.UsageError:
+            raise
+        except (errors.WeftError, TimeoutError) as error:
+            raise self.failure(error) from None
+        return result
 
-    def _failure(self, error: WeftError | TimeoutError) -> CallFailed:
-        """Return the error to print for an exception of the client."""
-        if isinstance(error, RequestTimeout | TimeoutError):
-            return CallFailed(
-                f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
-            )
-        if isinstance(error, RemoteError):
-            hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
-            return CallFailed(f"{self.where} refused {self._asking}: {error}{hint}")
-        if isinstance(error, PendingQuestions):
-            return CallFailed(
-                f"{self.where} asked a question in {self._asking} (input_required).{_unanswered(self._asking)}"
-            )
-        if isinstance(error, AuthorizationFailed | ConnectionFailed):
-            return CallFailed(self._why(error))
-        return CallFailed(str(error))
-
-    async def _within(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def _within(self, asking: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
         client = self._client()
         try:
             async with asyncio.timeout(self._timeout):
@@ -199,11 +134,27 @@ class RemoteServer:
         finally:
             await client.close()
 
-    def _why(self, error: AuthorizationFailed | ConnectionFailed) -> str:
+    def failure(self, error: errors.WeftError | TimeoutError) -> CallFailed:
+        """Return the error to print for an exception of the client."""
+        match error:
+            case errors.RequestTimeout() | TimeoutError():
+                text = f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
+            case errors.RemoteError():
+                hint = _unanswered(self._asking, error.data) if error.code == errors.MissingCapability.code else ""
+                text = f"{self.where} refused {self._asking}: {error}{hint}"
+            case PendingQuestions():
+                hint = _unanswered(self._asking)
+                text = f"{self.where} asked a question in {self._asking} (input_required).{hint}"
+            case errors.AuthorizationFailed() | errors.ConnectionFailed():
+                text = self._why(error)
+            case _:
+                text = str(error)
+        return CallFailed(text)
+
+    def _why(self, error: errors.AuthorizationFailed | errors.ConnectionFailed) -> str:
         if self._token is None and isinstance(refused := error.__context__, Refused) and refused.status == 401:
             return self._unauthorized(refused)
-        cause = getattr(error.__context__, "os_error", None)
-        if not isinstance(cause, ConnectionRefusedError):
+        if not isinstance(getattr(error.__context__, "os_error", None), ConnectionRefusedError):
             return str(error)
         parts = urlsplit(self.where)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -214,21 +165,20 @@ class RemoteServer:
 
     def _unauthorized(self, refused: Refused) -> str:
         said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
-        if _has_authorization(self._headers):
+        entry = self._server if isinstance(self._server, Http) else None  # from a configuration file
+        if has_authorization(self._headers):
             return f"{self.where} refused the Authorization in --header (HTTP 401){said}; check it."
-        if isinstance(self._target, Http):  # WEFT_TOKEN is not sent to servers from a file
-            if _has_authorization(self._target.headers):
-                return f"{self.where} refused the Authorization in the file (HTTP 401){said}; check it."
-            remedy = "Give a token with --token TOKEN, or a header in the 'headers' of its entry in the file."
+        if entry is not None and has_authorization(entry.headers):
+            return f"{self.where} refused the Authorization in the file (HTTP 401){said}; check it."
+        if entry is not None:  # WEFT_TOKEN is not sent to servers from a file
+            remedy = ", or a header in the 'headers' of its entry in the file."
         else:
-            remedy = (
-                "Give a token with --token TOKEN or in the variable WEFT_TOKEN, or another header with --header "
-                "'NAME: VALUE'."
-            )
-        return f"{self.where} requires authorization (HTTP 401){said}. {remedy}"
+            remedy = " or in the variable WEFT_TOKEN, or another header with --header 'NAME: VALUE'."
+        return f"{self.where} requires authorization (HTTP 401){said}. Give a token with --token TOKEN{remedy}"
 
 
-def _has_authorization(headers: Mapping[str, str]) -> bool:
+def has_authorization(headers: Mapping[str, str]) -> bool:
+    """Return whether one of the headers is Authorization."""
     return any(name.lower() == "authorization" for name in headers)
 
 
@@ -238,74 +188,58 @@ def _unanswered(asking: str, data: Any = None) -> str:
     The hint names the option of `Client` for such questions. `asking` is the method of the request. `data` is the data
     of the server's error, which may name the capability that the server needs.
     """
-    wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
-    option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
-    return f" `weft {_COMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
+    wanted = _object(_object(data).get("requiredCapabilities"))
+    option = next((option for name, option in _ANSWERING.items() if name in wanted), "elicit")
+    return f" `weft {_SUBCOMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
 
 
 def _show_notification(method: str, params: Any) -> None:
-    show_line(f"{method}: {msgspec.json.encode(params).decode()}", sys.stderr)
+    show_line(f"{method}: {_json(params)}", sys.stderr)
 
 
 def _show_stderr(line: str) -> None:
     show_line(line, sys.stderr)
 
 
-def _check_command(command: str) -> None:
+def check_command(command: str) -> None:
     """Raise WrongCommand if a command is a Python file that cannot be executed."""
     path = Path(command.strip())
     if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
-        raise WrongCommand(
-            f"{command} is not a program; write --stdio {shlex.quote(shlex.join(['python', str(path)]))}."
-        )
+        remedy = shlex.quote(shlex.join(["python", str(path)]))
+        raise WrongCommand(f"{command} is not a program; write --stdio {remedy}.")
 
 
-def _check(url: str) -> None:
+def check_url(url: str) -> None:
     """Raise WrongCommand unless a URL is https, or http to this machine. Other connections are not encrypted."""
     try:
         parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        parts = SplitResult("", "", "", "", "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+        scheme, host = parts.scheme, parts.hostname if parts.port != 0 else None
+    except ValueError:  # the port is not a number below 65536
+        scheme, host = "", None
+    if scheme not in ("http", "https") or not host:
         raise WrongCommand(
             f"{url!r} is not the URL of a server; write one like http://127.0.0.1:8000/mcp. To start a server by a "
             "command, add --stdio."
         )
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
+    if scheme == "http" and not is_loopback(host):
         raise WrongCommand(f"{url} is not encrypted; use https:// for a server that is not on this machine.")
 
 
-class NotApproved(WeftError):
-    """The user did not agree to start the server's command, or to send environment variables to the server."""
-
-
-def find(path: str, name: str) -> Target:
-    """Return the server `name` in a configuration file; raise WrongCommand if the file or its entry is wrong."""
-    try:
-        return read_server(path, name)
-    except UsageError as error:
-        raise WrongCommand(str(error)) from None
-
-
 def approve(target: Target, path: str) -> None:
-    """Ask the user before a command is started or variables are sent; raise NotApproved unless the user agrees."""
+    """Ask the user before a command is started or variables are sent; raise CallFailed unless the user agrees."""
     if isinstance(target, Command):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
         parts = urlsplit(target.url)
-        _ask(
-            f"{visible(path)} wants to send variables of your environment:\n  variables:    "
-            f"{', '.join(target.taken)}\n  to:           {visible(f'{parts.scheme}://{parts.netloc}')}",
-            "send",
-            "sent",
-        )
+        what = f"  variables:    {', '.join(target.taken)}"
+        where = f"  to:           {visible(f'{parts.scheme}://{parts.netloc}')}"
+        _ask(f"{visible(path)} wants to send variables of your environment:\n{what}\n{where}", "send", "sent")
 
 
 def _ask(shown: str, do: str, done: str) -> None:
     print(shown, file=sys.stderr)
     if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - None if closed
-        raise NotApproved(
+        raise CallFailed(
             f"Nothing was {done}: stdin is not a terminal, so you cannot be asked. Read the text above, and add --yes "
             f"to {do} it."
         )
@@ -315,7 +249,7 @@ def _ask(shown: str, do: str, done: str) -> None:
     except KeyboardInterrupt:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
-        raise NotApproved(f"Nothing was {done}.")
+        raise CallFailed(f"Nothing was {done}.")
 
 
 def _describe(target: Command, path: str) -> str:
@@ -326,9 +260,8 @@ def _describe(target: Command, path: str) -> str:
         lines.append(f"  in:           {visible(target.cwd)}")
     if hidden := [name for name in target.env if not changes_code(name)]:
         lines.append(f"  environment:  {visible(', '.join(hidden))} (the values are in the file)")
-    lines += [
-        f"  environment:  {visible(f'{name}={value}')}" for name, value in target.env.items() if changes_code(name)
-    ]
+    changing = {name: value for name, value in target.env.items() if changes_code(name)}
+    lines += [f"  environment:  {visible(f'{name}={value}')}" for name, value in changing.items()]
     if target.taken:
         lines.append(f"  it receives:  {', '.join(target.taken)} of your environment")
     return "\n".join([*lines, *question.warnings])
@@ -337,9 +270,9 @@ def _describe(target: Command, path: str) -> str:
 NESTING = 4  # how many levels of a nested type are printed
 
 
-def call(peer: RemoteServer, tool: str, arguments: str) -> int:
+def call(peer: RemoteServer, parsed: Namespace) -> int:
     """Call a tool and print its result; return 1 if the result is an error."""
-    result = peer.call_tool(tool, _read_arguments(arguments))
+    result = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
@@ -350,9 +283,9 @@ def call(peer: RemoteServer, tool: str, arguments: str) -> int:
     return 1 if failed else 0
 
 
-def read(peer: RemoteServer, uri: str) -> int:
+def read(peer: RemoteServer, parsed: Namespace) -> int:
     """Read a resource, and write its texts and bytes to stdout. On a terminal, bytes are only described."""
-    result = peer.request("resources/read", {"uri": uri})
+    result = peer.request("resources/read", {"uri": parsed.uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
             show(str(part.get("text", "")))
@@ -364,9 +297,11 @@ def read(peer: RemoteServer, uri: str) -> int:
     return 0
 
 
-def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
+def prompt(peer: RemoteServer, parsed: Namespace) -> int:
     """Get a prompt and print its messages, each after its role. The second and further lines are indented."""
-    result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
+    arguments = _read_arguments(parsed.arguments).items()
+    texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments if value is not None}
+    result = peer.get_prompt(parsed.name, texts)
     for message in _objects(result.get("messages")):
         content = to_text(_show(_object(message.get("content")))).splitlines() or [""]
         print(f"{to_line(str(message.get('role')))}: {content[0]}")
@@ -375,24 +310,38 @@ def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
     return 0
 
 
-def list_all(peer: RemoteServer) -> int:
+def list_all(peer: RemoteServer, _parsed: Namespace) -> int:
     """Print the tools, resources and prompts of a server; return 1 if it refused one of the lists."""
-    found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
-    for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
-        if isinstance(items, CallFailed):
-            show_failure(str(items))
-            continue
-        if items:
-            print(f"{title}:")
-        for item in filter(None, _objects(items)):
-            name = item.get("uriTemplate") or item.get("uri") or item.get("name")
-            about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
-            show_line(f"  {name}" + (f"  {about}" if about else ""))
-            if describe is not None and (arguments := describe(item)):
-                show_line(f"    {arguments}")
-    if not any(found):
+    is_empty, code = True, 0
+
+    async def show_lists(client: Client) -> None:
+        nonlocal is_empty, code
+        for title, capability, method, key, describe in _LISTS:
+            if getattr(client.server_capabilities, capability) is None:
+                continue
+            try:
+                items = _objects(msgspec.to_builtins(await peer.fetch_list(client, method, key)))
+            except (errors.RemoteError, errors.InvalidAnswer) as error:
+                show_failure(str(peer.failure(error)))
+                is_empty, code = False, 1
+                continue
+            if items:
+                print(f"{title}:")
+                is_empty = False
+            for item in filter(None, items):
+                name = item.get("uriTemplate") or item.get("uri") or item.get("name")
+                about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
+                show_line(f"  {name}" + (f"  {about}" if about else ""))
+                if describe is not None and (arguments := describe(item)):
+                    show_line(f"    {arguments}")
+
+    peer.run("the lists", show_lists)
+    if is_empty:
         show_line(f"{peer.where} has no tools, resources or prompts.", sys.stderr)
-    return 1 if any(isinstance(items, CallFailed) for items in found) else 0
+    return code
+
+
+COMMANDS = {"call": call, "list": list_all, "read": read, "prompt": prompt}
 
 
 def _bytes(peer: RemoteServer, blob: Any) -> bytes:
@@ -419,9 +368,8 @@ def _tool_arguments(tool: Mapping[str, Any]) -> str:
 
 def _prompt_arguments(item: Mapping[str, Any]) -> str:
     """Return the arguments of a prompt as one line: `mood, tea?`. A `?` marks an optional argument."""
-    return ", ".join(
-        f"{one.get('name')}{'' if one.get('required') else '?'}" for one in _objects(item.get("arguments"))
-    )
+    arguments = _objects(item.get("arguments"))
+    return ", ".join(f"{one.get('name')}{'' if one.get('required') else '?'}" for one in arguments)
 
 
 # Title, capability, method, key of the items, and the function that describes the arguments of an item.
@@ -471,15 +419,6 @@ def _read_arguments(text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise WrongCommand(f"The arguments are not a JSON object ({error}); write them like '{{\"a\": 1}}'.") from None
-
-
-def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a prompt with text values. Other values become JSON text; null is left out."""
-    return {
-        name: value if isinstance(value, str) else _json(value)
-        for name, value in arguments.items()
-        if value is not None
-    }
 
 
 def _show(block: Mapping[str, Any]) -> str:

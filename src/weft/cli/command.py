@@ -74,13 +74,11 @@ def _unknown(own: list[str], rest: list[str]) -> str:
     """Return the error message for the first unknown argument, `rest[0]`, of the command line `own`."""
     command, word = f"weft {own[0]}", rest[0].partition("=")[0]
     kind = "option" if word.startswith("-") else "argument"
+    text = f"{command} has no {kind} {word}; see {command} --help."
     if own[0] not in ("run", "entry"):
-        return f"{command} has no {kind} {word}; see {command} --help."
-    ours = " ".join(own[: own.index(rest[0])])
-    return (
-        f"{command} has no {kind} {word}; see {command} --help. Arguments for the file come after `--`: "
-        f"weft {ours} -- {' '.join(own[own.index(rest[0]) :])}"
-    )
+        return text
+    at = own.index(rest[0])
+    return f"{text} Arguments for the file come after `--`: weft {' '.join([*own[:at], '--', *own[at:]])}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,15 +109,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         add("--host", help="the address to listen on (127.0.0.1)"),
         add("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)"),
         add("--path", help="the path of the endpoint (/mcp)"),
-        add(
-            "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
-        ),
+        add("--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="serve HTTP+SSE too (/sse)"),
         add("--workers", type=_workers, metavar="N", help="the number of processes (1)"),
         add("--no-sessions", dest="sessions", action="store_const", const=False, help="keep no sessions"),
         add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host header to accept; repeatable"),
-        add_list(
-            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin header to accept; repeatable"
-        ),
+        add_list("--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin to accept; repeatable"),
         add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
         add_list("--cors", metavar="ORIGIN", help="an origin whose web pages may call the server; repeatable"),
     ]
@@ -127,23 +121,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reload", action="store_true", help="restart when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
     parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
-    parser.add_argument(
-        "--log-level",
-        choices=LEVELS,
-        metavar="LEVEL",
-        help=f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)",
-    )
+    levels = f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)"
+    parser.add_argument("--log-level", choices=LEVELS, metavar="LEVEL", help=levels)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] (FILE | MODULE)[:OBJECT] [-- ARGUMENTS]"
-    parser.add_argument(
-        "target",
-        metavar="(FILE | MODULE)[:OBJECT]",
-        nargs="?",
-        help="a file or a module, such as server.py or shop.server; OBJECT is the Server in it, or a function that "
-        "returns one; arguments after -- are in its sys.argv",
-    )
+    about = "a file or a module, such as server.py or shop.server; OBJECT is the Server in it, or a function that "
+    about += "returns one; arguments after -- are in its sys.argv"
+    parser.add_argument("target", metavar="(FILE | MODULE)[:OBJECT]", nargs="?", help=about)
     parser.add_argument("-m", dest="module", metavar="MODULE[:OBJECT]", help="a module, as with `python -m`")
 
 
@@ -196,13 +182,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
     parser.add_argument("--config", metavar="FILE", help="SERVER is the name of a server in this mcpServers file")
-    parser.add_argument(
-        "--yes", action="store_true", help="start the command from --config, or send variables to it, without asking"
-    )
+    parser.add_argument("--yes", action="store_true", help="start the command, or send variables, without asking")
     parser.add_argument("--token", help="a bearer token for the server; safer in the variable WEFT_TOKEN")
-    parser.add_argument(
-        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header to send; repeatable"
-    )
+    parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header; repeatable")
     parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 
@@ -220,14 +202,7 @@ def _run(parsed: argparse.Namespace) -> int:
     target = _named(parsed)
     if parsed.reload:
         return serving.run_with_reload(target, parsed.given, options)
-    return serving.run(
-        target,
-        http=parsed.http,
-        debug=parsed.debug,
-        log_level=parsed.log_level,
-        options=options,
-        listener=parsed.listener,
-    )
+    return serving.run(target, parsed, options)
 
 
 def _entry(parsed: argparse.Namespace) -> int:
@@ -249,35 +224,30 @@ def _request(parsed: argparse.Namespace) -> int:
     """Run `weft call`, `list`, `read` or `prompt`."""
     from weft.cli import calling
 
-    peer = _peer(parsed)
-    match parsed.subcommand:
-        case "call":
-            return calling.call(peer, parsed.tool, parsed.arguments)
-        case "list":
-            return calling.list_all(peer)
-        case "read":
-            return calling.read(peer, parsed.uri)
-        case _:
-            return calling.prompt(peer, parsed.name, parsed.arguments)
+    try:
+        return calling.COMMANDS[parsed.subcommand](_peer(parsed), parsed)
+    except UsageError as error:  # the client refuses what the command line says
+        raise WrongCommand(str(error)) from None
 
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
-    from weft.cli.calling import RemoteServer
+    from weft.cli.calling import RemoteServer, check_command, check_url, has_authorization
     from weft.client.config import Command, Http
 
     target = _target(parsed)
+    if target is None:
+        (check_command if parsed.stdio else check_url)(parsed.server)
     is_command = parsed.stdio or isinstance(target, Command)
     headers = dict(_header(text) for text in parsed.header)
-    given = target.headers if isinstance(target, Http) else ()
-    has_authorization = "authorization" in {name.lower() for name in (*headers, *given)}
+    is_authorized = has_authorization({**headers, **(target.headers if isinstance(target, Http) else {})})
     if is_command and (headers or parsed.token is not None):
         raise WrongCommand("--token and --header are for servers at a URL; leave them out for a command.")
-    if has_authorization and parsed.token is not None:
+    if is_authorized and parsed.token is not None:
         raise WrongCommand("--token and --header 'Authorization: …' are two ways to give a token; use one of them.")
     # WEFT_TOKEN is sent only to a URL that the user typed, so that a configuration file cannot steal the token.
     stored = os.environ.get("WEFT_TOKEN") if target is None else None
-    token = None if is_command or has_authorization else parsed.token or stored or None
-    return RemoteServer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
+    token = None if is_command or is_authorized else parsed.token or stored or None
+    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
@@ -286,11 +256,12 @@ def _target(parsed: argparse.Namespace) -> Target | None:
         return None
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("Use --yes only with --config FILE, and --stdio only without it.")
-    from weft.cli import calling as peer
+    from weft.cli.calling import approve
+    from weft.client.config import read_server
 
-    target = peer.find(parsed.config, parsed.server)
+    target = read_server(parsed.config, parsed.server)
     if not parsed.yes:
-        peer.approve(target, parsed.config)
+        approve(target, parsed.config)
     return target
 
 

@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,33 +25,25 @@ from weft.errors import StartError
 from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load, movable
-from weft.server.run.running import print_notice, start
+from weft.server.run.running import end_child, print_notice, start
 
 _Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
 STOP_SECONDS = 7.0  # how long a child process may take to end; more than the deadline that the child has for itself
 
 
-def run(
-    target: Target,
-    *,
-    http: bool,
-    debug: bool,
-    log_level: str | None,
-    options: Mapping[str, Any],
-    listener: int | None = None,
-) -> int:
-    """Load a server and serve until it is stopped; return 0.
+def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
+    """Load a server and serve until it is stopped; return 0. `options` are those of `HttpOptions`.
 
-    `listener` is the file descriptor of a socket that the parent process has opened.
+    `parsed.listener` is the file descriptor of a socket that the parent process has opened, or None.
     """
     with contextlib.redirect_stdout(sys.stderr):  # stdout carries the protocol, so the file must not print there
         server = find(target)
-    server.engine.debug = server.engine.debug or debug
-    given = HttpOptions(log_level=log_level, **options)
-    if http:
+    server.engine.debug = server.engine.debug or parsed.debug
+    given = HttpOptions(log_level=parsed.log_level, **options)
+    if parsed.http:
         _check_exposure(given)
-    kept = None if listener is None else socket.socket(fileno=listener)
-    start(server.engine, "http" if http else "stdio", given, target, kept)
+    listener = None if parsed.listener is None else socket.socket(fileno=parsed.listener)
+    start(server.engine, "http" if parsed.http else "stdio", given, target, listener)
     return 0
 
 
@@ -61,41 +53,24 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
     On POSIX the child inherits the listening socket from this process. The socket stays open during a restart, so that
     requests wait and are not refused.
     """
-    watch = _watcher()
+    try:
+        from watchfiles import PythonFilter, watch
+    except ImportError:
+        remedy = f"{sys.executable} -m pip install watchfiles"
+        raise StartError(f"--reload needs the package watchfiles. Install it: {remedy}") from None
     folder = folder_of(target)
     if folder is None:
         find(target)  # raises an error that says what is wrong
         return 1
-    command = [sys.executable, "-m", "weft", *(one for one in arguments if one != "--reload")]
-    with _kept_open(HttpOptions(**options)) as passed:
-        listening = [f"--listener={fd}" for fd in passed]
-        _keep_running([*command, *listening, "--", *target.arguments], passed, folder, watch(folder))
+    given = HttpOptions(**options)
+    _check_exposure(given)
+    passed = [bind(given.host, given.port).detach()] if os.name == "posix" else []  # open until this process ends
+    own = [*(one for one in arguments if one != "--reload"), *(f"--listener={fd}" for fd in passed)]
+    command = [sys.executable, "-m", "weft", *own, "--", *target.arguments]
+    # Yields a set of changes, which may be empty, five times a second.
+    watched = watch(folder, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True)
+    _keep_running(command, passed, folder, watched)
     return 0
-
-
-@contextlib.contextmanager
-def _kept_open(options: HttpOptions) -> Generator[list[int]]:
-    """Open a socket that child processes inherit, and yield its file descriptor in a list. Yield [] on Windows."""
-    if os.name != "posix":
-        yield []
-        return
-    _check_exposure(options)
-    with contextlib.closing(bind(options.host, options.port)) as listener:
-        yield [listener.fileno()]
-
-
-def _watcher() -> Callable[[Path], Iterable[_Changes]]:
-    """Return a function that watches a folder: it yields a set of changes, which may be empty, five times a second.
-
-    Raises StartError if the package watchfiles is missing.
-    """
-    try:
-        from watchfiles import PythonFilter, watch
-    except ImportError:
-        raise StartError(
-            f"--reload needs the package watchfiles. Install it: {sys.executable} -m pip install watchfiles"
-        ) from None
-    return partial(watch, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True)
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
@@ -151,11 +126,7 @@ def _check_exposure(options: HttpOptions) -> None:
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         child.terminate()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_child(child, STOP_SECONDS)
 
 
 # --- weft entry
@@ -203,10 +174,7 @@ def print_entry(target: Target, client: str, name: str | None) -> int:
 
 def _of_url(url: str, host: Host) -> dict[str, Any]:
     if not host.takes_url:
-        raise WrongCommand(
-            f"{host.title} accepts no URLs in its configuration file. Add {url} under Settings, Connectors; or name "
-            f"the file of the server, so that {host.title} starts it."
-        )
+        raise WrongCommand(f"{host.title} accepts no URLs in its configuration file. Add {url} under its Connectors.")
     return {**({"type": host.url_type} if host.url_type else {}), "url": url}
 
 
@@ -216,11 +184,7 @@ def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
         server = find(target)
     moved, is_found = movable(target)
     words = ["-m", "weft", "run", *(["-m"] if moved.is_module else []), moved.text]
-    entry: dict[str, Any] = {"command": sys.executable, "args": words}
-    if moved.arguments:
-        entry["args"] += ["--", *moved.arguments]
-    if host.command_type:
-        entry = {"type": host.command_type, **entry}
-    if not is_found:
-        entry["env"] = {"PYTHONPATH": str(Path.cwd())}
-    return entry, server.engine.name
+    words += ["--", *moved.arguments] if moved.arguments else []
+    env = None if is_found else {"PYTHONPATH": str(Path.cwd())}
+    entry = {"type": host.command_type, "command": sys.executable, "args": words, "env": env}
+    return {name: value for name, value in entry.items() if value is not None}, server.engine.name

@@ -168,10 +168,8 @@ def summary_of(error: BaseException) -> str:
 
 def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
     """Log an error, raised by `what`, whose code is reserved by the protocol; return the text for the peer."""
-    text = (
-        f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. Its code {error.code} is not sent: the "
-        "protocol reserves the codes from -32768 to -32000. Use another one."
-    )
+    why = "is not sent: the protocol reserves the codes from -32768 to -32000. Use another one."
+    text = f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. Its code {error.code} {why}"
     return record(text, user_frames(error)[-MOST_FRAMES:], debug=debug)
 
 
@@ -187,21 +185,12 @@ def _missing_await(error: BaseException) -> str:
     if isinstance(coroutine, CoroutineType):
         cast("CoroutineType[Any, Any, Any]", coroutine).close()
         called = f"{'ctx.' if coroutine.__qualname__.startswith('Context.') else ''}{coroutine.__name__}(...)"
-    before = f" before {called}" if called else ""
-    if _is_in_async_function(error):
-        return f". An `await` is missing{before}."
-    if called.startswith("ctx."):
-        return (
-            f". A plain `def` cannot await: write `ctx.wait({called})`, or make it `async def` and write "
-            f"`await {called}`."
-        )
-    return f". A plain `def` cannot await: make it `async def`, and write `await`{before}."
-
-
-def _is_in_async_function(error: BaseException) -> bool:
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [code for code in codes if is_users(code.co_filename)]
-    return not own or bool(own[-1].co_flags & CO_COROUTINE)
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__) if is_users(frame.f_code.co_filename)]
+    is_plain = bool(codes) and not codes[-1].co_flags & CO_COROUTINE
+    if is_plain and called.startswith("ctx."):
+        instead = f"write `ctx.wait({called})`, or make it `async def` and write `await {called}`"
+        return f". A plain `def` cannot await: {instead}."
+    return f". An `await` is missing{f' before {called}' if called else ''}."
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
@@ -274,18 +263,8 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
     """Raise UsageError if one of `options` is not in `known`. `what` is the object with the options: "A tool"."""
     for name in options:
         if name not in known:
-            raise UsageError(
-                f"{what} has no option {name!r} ({caller()}). {did_you_mean(name, known)}"
-                f"The options are: {', '.join(known)}."
-            )
-
-
-def check_kind(option: str, value: object, kind: type, example: str) -> None:
-    """Raise UsageError if the value of an option is not of the type `kind`. The message shows `example` as a value."""
-    if not isinstance(value, kind):
-        raise UsageError(
-            f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
-        )
+            remedy = f"{did_you_mean(name, known)}The options are: {', '.join(known)}."
+            raise UsageError(f"{what} has no option {name!r} ({caller()}). {remedy}")
 
 
 def check_limits(limits: Limits) -> None:
@@ -302,13 +281,8 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(scopes, str):
         raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.
-        if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
-            raise UsageError(f"{where} has scopes=[{scope!r}], which is not a scope: scopes have no spaces or quotes.")
-        if scope == "offline_access":
-            raise UsageError(
-                f"{where} has the scope 'offline_access', which is not for operations: a client requests it from its "
-                "authorization server, to get a refresh token. Leave it out."
-            )
+        if not isinstance(scope, str) or not _SCOPE.fullmatch(scope) or scope == "offline_access":
+            raise UsageError(f"{where} has scopes=[{scope!r}]. A scope has no spaces or quotes, nor is offline_access.")
     return tuple(dict.fromkeys(scopes))
 
 

@@ -404,8 +404,10 @@ class Server(Servable):
                 is read from the proxy's headers.
             cors: Origins of web pages that may call the server and read its answers.
         """
-        return self.engine.app(
-            path,
+        from weft.server.run.listening import HttpOptions
+
+        options = HttpOptions(
+            path=path,
             allowed_hosts=allowed_hosts,
             allowed_origins=allowed_origins,
             sessions=sessions,
@@ -413,6 +415,7 @@ class Server(Servable):
             trusted_proxies=trusted_proxies,
             cors=cors,
         )
+        return self.engine.app(options)
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
         """Return a pipe that serves a client in this process.

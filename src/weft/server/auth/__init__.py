@@ -17,12 +17,4 @@ from weft.server.auth.protected_resource import ResourceServer
 from weft.server.auth.tokens import TokenRefused, Verifier
 from weft.server.auth.verifiers import IntrospectionVerifier, JwtVerifier, StaticTokens
 
-__all__ = [
-    "Dpop",
-    "IntrospectionVerifier",
-    "JwtVerifier",
-    "ResourceServer",
-    "StaticTokens",
-    "TokenRefused",
-    "Verifier",
-]
+__all__ = ["Dpop", "IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens", "TokenRefused", "Verifier"]

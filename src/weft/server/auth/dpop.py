@@ -14,6 +14,7 @@ import hmac
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 from weft.backends import Backend
 from weft.errors import UsageError, WeftError
 from weft.protocol.request_state import KeyRing, StateRefused
+from weft.protocol.schema import is_object
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
 
@@ -34,6 +36,7 @@ _MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": (
 _PORTS = {"https": 443, "http": 80}
 
 
+@dataclass(kw_only=True)
 class Dpop:
     """Settings for tokens that are bound to a key.
 
@@ -41,23 +44,15 @@ class Dpop:
     repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        required: bool = False,
-        nonces: bool = False,
-        window: float = 60.0,
-        algorithms: Sequence[str] = ("ES256", "EdDSA"),
-    ) -> None:
-        if not 1 <= window <= 600:
-            raise UsageError(
-                f"Dpop(window={window!r}) is not possible: a proof is valid for 1 to 600 seconds. Give a number in "
-                "that range."
-            )
-        self.required = required
-        self.nonces = nonces
-        self.window = window
-        self.algorithms = check_algorithms(algorithms)
+    required: bool = False
+    nonces: bool = False
+    window: float = 60.0
+    algorithms: Sequence[str] = ("ES256", "EdDSA")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= 600:
+            raise UsageError(f"Dpop(window={self.window!r}) is not possible: a proof is valid for 1 to 600 seconds.")
+        self.algorithms = check_algorithms(self.algorithms)
 
 
 class ProofRefused(WeftError):
@@ -125,9 +120,7 @@ class Proofs:
         jwk, claims = self._read(proofs[0].decode("latin-1"), needs_token=token is not None)
         key = thumbprint(jwk)
         if bound is not None and not hmac.compare_digest(key.encode(), bound.encode()):
-            raise ProofRefused(
-                "The proof is signed with another key than the one that the token is bound to.", error="invalid_token"
-            )
+            raise ProofRefused("The proof is signed with another key than that of the token.", error="invalid_token")
         self._check_claims(claims, method, urls)
         if token is not None:
             digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
@@ -150,24 +143,15 @@ class Proofs:
             algorithm, jwk = str(head.get("alg")), head.get("jwk")
             if head.get("typ") != "dpop+jwt" or algorithm not in self._dpop.algorithms or "crit" in head:
                 raise ProofRefused(f"The proof must be a dpop+jwt signed with {' or '.join(self._dpop.algorithms)}.")
-            if (
-                not isinstance(jwk, dict)
-                or PRIVATE_MEMBERS & jwk.keys()
-                or not fits(cast("dict[str, Any]", jwk), algorithm)
-            ):
+            if not is_object(jwk) or PRIVATE_MEMBERS & jwk.keys() or not fits(jwk, algorithm):
                 raise ProofRefused("The proof must carry the public key that it is signed with.")
-            key = jwt.PyJWK(cast("dict[str, Any]", jwk), algorithm)
             required = ["jti", "htm", "htu", "iat", *(["ath"] if needs_token else [])]
-            claims = jwt.decode(
-                proof,
-                key,
-                algorithms=[algorithm],
-                options={"require": required, "verify_iat": False, "verify_aud": False},
-            )
+            options: Any = {"require": required, "verify_iat": False, "verify_aud": False}
+            claims = jwt.decode(proof, jwt.PyJWK(jwk, algorithm), algorithms=[algorithm], options=options)
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):
             # Older releases of PyJWT raise more than PyJWTError.
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
-        return cast("dict[str, Any]", jwk), claims
+        return jwk, claims
 
     def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str]) -> None:
         jti, htu = claims["jti"], claims["htu"]

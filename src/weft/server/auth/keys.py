@@ -30,12 +30,7 @@ log = logging.getLogger("weft.auth")
 # Key type and curve of each algorithm. All are asymmetric: a key that verifies cannot sign, and a public key is never
 # used as a shared secret. The algorithm `none` is never accepted.
 ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
-    "RS256": ("RSA", None),
-    "RS384": ("RSA", None),
-    "RS512": ("RSA", None),
-    "PS256": ("RSA", None),
-    "PS384": ("RSA", None),
-    "PS512": ("RSA", None),
+    **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
     "ES256": ("EC", "P-256"),
     "ES384": ("EC", "P-384"),
     "ES512": ("EC", "P-521"),
@@ -51,12 +46,11 @@ MOST_KEYS = 64  # Keys of one set; further ones are ignored.
 MOST_TRIED = 8  # Keys that are tried for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-PRIVATE_MEMBERS = frozenset(
-    {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}
-)  # Members that only private and shared keys have.
+PRIVATE_MEMBERS = {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}  # Members that only private and shared keys have.
 
 KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
 
+_IS_PRIVATE = "keys= has a private key. Give the public key; the private one stays with its owner."
 _WANTED = f"Give a public key for one of the algorithms {', '.join(DEFAULT_ALGORITHMS)}."
 
 
@@ -65,10 +59,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
-        raise UsageError(
-            f"algorithms= has {', '.join(map(repr, wrong)) or 'no entry'}. Signatures are made with one of "
-            f"{', '.join(ALGORITHMS)}: list those that your authorization server uses."
-        )
+        raise UsageError(f"algorithms= has {wrong or 'no entry'}. List some of {', '.join(ALGORITHMS)}.")
     return listed
 
 
@@ -83,34 +74,28 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
     return bool(jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm)
 
 
-def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
-    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM."""
+def read_keys(keys: KeysGiven, algorithms: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM.
+
+    Raises UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms.
+    """
     if isinstance(keys, str):
-        return [_of_pem(keys)]
-    listed: Any = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
+        listed: Any = [_read_pem(keys)]
+    else:
+        listed = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
     found = [cast("Mapping[str, Any]", key) for key in listed if isinstance(key, Mapping)]
-    if not found:
-        raise UsageError("keys= has no key: give a JWK set, a list of JWKs, or one public key in PEM.")
-    return found
-
-
-def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
-    """Raise UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms."""
-    for key in keys:
+    for key in found:
         _check_key(key)
-    if not any(fits(key, algorithm) for key in keys for algorithm in algorithms):
-        raise UsageError(
-            f"keys= has no key for the algorithms {', '.join(algorithms)}. Add one, or change algorithms=."
-        )
+    if not any(fits(key, algorithm) for key in found for algorithm in algorithms):
+        raise UsageError(f"keys= has no key for the algorithms {', '.join(algorithms)}: add one, or change them.")
+    return found
 
 
 def _check_key(jwk: Mapping[str, Any]) -> None:
     if jwk.get("kty") == "oct":
-        raise UsageError(
-            f"keys= has a shared secret (`oct`): with it, everyone who verifies tokens can also sign them. {_WANTED}"
-        )
+        raise UsageError(f"keys= has a shared secret (`oct`), with which tokens can also be signed. {_WANTED}")
     if PRIVATE_MEMBERS & jwk.keys():
-        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
+        raise UsageError(_IS_PRIVATE)
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
     if algorithm is None:  # For another use, such as encryption: it is ignored.
         return
@@ -136,7 +121,7 @@ def _is_small(key: PyJWK) -> bool:
     return key.key_type == "RSA" and key.key.key_size < LEAST_RSA_BITS
 
 
-def _of_pem(pem: str) -> Mapping[str, Any]:
+def _read_pem(pem: str) -> Mapping[str, Any]:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -145,19 +130,16 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
     from jwt.exceptions import PyJWTError
 
     if "PRIVATE KEY-----" in pem:
-        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
+        raise UsageError(_IS_PRIVATE)
     try:
         key = load_pem_public_key(pem.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        raise UsageError("keys= is no public key in PEM (-----BEGIN PUBLIC KEY-----).") from None
-    try:
         if isinstance(key, RSAPublicKey):
             return RSAAlgorithm.to_jwk(key, as_dict=True)
         if isinstance(key, EllipticCurvePublicKey):
             return ECAlgorithm.to_jwk(key, as_dict=True)
         return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
-    except (PyJWTError, ValueError, TypeError):
-        raise UsageError(f"keys= is a key of a kind that signs no tokens. {_WANTED}") from None
+    except (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError):
+        raise UsageError(f"keys= is no public key in PEM, or one that signs no tokens. {_WANTED}") from None
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
@@ -170,9 +152,7 @@ def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algori
     if keys is None:
         check_url(cast("str", jwks_uri), "jwks_uri")
         return KeySet(jwks_uri)
-    listed = read_keys(keys)
-    check_keys(listed, algorithms)
-    return KeySet(None, listed)
+    return KeySet(None, read_keys(keys, algorithms))
 
 
 class KeySet:
@@ -206,11 +186,8 @@ class KeySet:
         return [key for key in self._fitting(kid, algorithm) if key not in tried]
 
     def _fitting(self, kid: str | None, algorithm: str) -> list[PyJWK]:
-        places = [
-            place
-            for place, jwk in enumerate(self._keys)
-            if (kid is None or jwk.get("kid", kid) == kid) and fits(jwk, algorithm)
-        ]
+        named = ((place, jwk) for place, jwk in enumerate(self._keys) if kid is None or jwk.get("kid", kid) == kid)
+        places = [place for place, jwk in named if fits(jwk, algorithm)]
         found = [self._usable(place, algorithm) for place in places[:MOST_TRIED]]
         return [key for key in found if key is not None]
 
@@ -290,10 +267,8 @@ async def read_signed(
                 )
             except jwt.InvalidSignatureError:
                 continue
-            except jwt.PyJWTError as error:
+            except (jwt.PyJWTError, OverflowError, TypeError, RecursionError) as error:  # older releases raise all four
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for invalid times
-                raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 
     tried = await keys.find(kid, algorithm)

@@ -27,10 +27,13 @@ class Protection:
     No metadata is published, so a request without a token gets a plain 401.
     """
 
-    # Only a `ResourceServer` has these.
+    # Only a `ResourceServer` sets these.
     resource: str = ""  # URL of the endpoint.
     origin: str = ""  # Scheme, host and port of that URL.
     host: str | None = None  # Host name of that URL.
+    audiences: tuple[str, ...] | None = None  # Accepted audiences of a token. None: only the verifier checks them.
+    metadata_url: str | None = None  # URL of the metadata document.
+    metadata_paths: frozenset[str] = frozenset()  # Paths where the metadata document is served.
 
     def __init__(
         self,
@@ -42,37 +45,18 @@ class Protection:
         cache_seconds: float | None = None,
     ) -> None:
         bind = getattr(verifier, "bind", None)
-        audiences = self.audiences
-        if bind is not None and audiences is None and not getattr(verifier, "audience", None):
+        if bind is not None and self.audiences is None and not getattr(verifier, "audience", None):
             raise UsageError(
                 f"auth={type(verifier).__name__}(...) alone does not say for which audience tokens must be issued. "
-                "Give it audience=, or write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
+                "Give it audience=, or use a ResourceServer."
             )
-        self.verifier: Verifier = verifier if bind is None else bind(audiences or ())
+        self.verifier: Verifier = verifier if bind is None else bind(self.audiences or ())
         # Seconds for which an expired token is still accepted.
         self.leeway: float = LEEWAY if bind is None else getattr(verifier, "leeway", LEEWAY)
         self.scopes = check_scopes(scopes, type(self).__name__)
         self.dpop = dpop or Dpop()
         self.cache_seconds: float = getattr(verifier, "cache_seconds", 0.0) if cache_seconds is None else cache_seconds
         self._implied = _closure(implied_scopes or {})
-
-    def __repr__(self) -> str:
-        return f"<Protection by {self.verifier!r}>"
-
-    @property
-    def audiences(self) -> tuple[str, ...] | None:
-        """The accepted audiences of a token; None if only the verifier checks the audience."""
-        return None
-
-    @property
-    def metadata_url(self) -> str | None:
-        """The URL of the metadata; None if no metadata is published."""
-        return None
-
-    @property
-    def metadata_paths(self) -> frozenset[str]:
-        """The paths where the metadata is served; empty if no metadata is published."""
-        return frozenset()
 
     def metadata(self, info: Implementation) -> bytes:
         """Return the metadata document; empty if no metadata is published."""
@@ -136,43 +120,24 @@ class ResourceServer(Protection):
     ) -> None:
         parts = check_url(resource, "resource")
         if parts.query:
-            raise UsageError(
-                f"resource={resource!r} has a query, which tokens cannot be issued for. Give the URL without it."
-            )
+            raise UsageError(f"resource={resource!r} has a query. Give the URL without it.")
         if isinstance(authorization_servers, str) or not authorization_servers:
             raise UsageError("authorization_servers= is a list with at least one URL, where clients get their tokens.")
         for issuer in authorization_servers:
             check_url(issuer, "An entry of authorization_servers")
         if not is_async(verifier):
-            raise UsageError(
-                "verifier= is an async function of a token (async def), or a verifier such as JwtVerifier(...) "
-                "or StaticTokens(...)."
-            )
+            raise UsageError("verifier= is an async function of a token (async def), or a JwtVerifier(...).")
         self.origin = origin_of(resource)
         self.host = parts.hostname or ""  # Without the port: some proxies remove it.
         self.resource = self.origin + parts.path
-        self.path = parts.path.rstrip("/")
+        path = parts.path.rstrip("/")
+        # The URL of a resource without a path is the same with a final slash (RFC 3986).
+        self.audiences = (self.resource,) if path else (self.origin, self.origin + "/")
+        self.metadata_url = f"{self.origin}{WELL_KNOWN}{path}"  # RFC 9728, 3.1
+        self.metadata_paths = frozenset({WELL_KNOWN, WELL_KNOWN + path})
         self.authorization_servers = tuple(authorization_servers)
         self.documentation = documentation
         super().__init__(verifier, scopes=scopes, implied_scopes=implied_scopes, dpop=dpop, cache_seconds=cache_seconds)
-
-    def __repr__(self) -> str:
-        return f"<ResourceServer {self.resource!r}>"
-
-    @property
-    def audiences(self) -> tuple[str, ...]:
-        """The accepted audiences: the URL of the resource. If it has no path, also with a final slash (RFC 3986)."""
-        return (self.origin, self.origin + "/") if not self.path else (self.resource,)
-
-    @property
-    def metadata_url(self) -> str:
-        """The URL of the metadata (RFC 9728, 3.1)."""
-        return f"{self.origin}{WELL_KNOWN}{self.path}"
-
-    @property
-    def metadata_paths(self) -> frozenset[str]:
-        """The paths where the metadata is served: the well-known path, with and without the path of the resource."""
-        return frozenset({WELL_KNOWN, WELL_KNOWN + self.path})
 
     def metadata(self, info: Implementation) -> bytes:
         """Return the metadata document."""
@@ -181,15 +146,12 @@ class ResourceServer(Protection):
             "authorization_servers": self.authorization_servers,
             "bearer_methods_supported": ["header"],
             "resource_name": info.title or info.name,
+            "scopes_supported": self.scopes or None,
+            "resource_documentation": self.documentation,
+            "dpop_signing_alg_values_supported": self.dpop.algorithms,
+            "dpop_bound_access_tokens_required": self.dpop.required or None,
         }
-        if self.scopes:
-            document["scopes_supported"] = self.scopes
-        if self.documentation is not None:
-            document["resource_documentation"] = self.documentation
-        document["dpop_signing_alg_values_supported"] = self.dpop.algorithms
-        if self.dpop.required:
-            document["dpop_bound_access_tokens_required"] = True
-        return msgspec.json.encode(document)
+        return msgspec.json.encode({name: value for name, value in document.items() if value is not None})
 
 
 def _closure(implied: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:

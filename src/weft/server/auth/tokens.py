@@ -39,9 +39,7 @@ def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | Non
         return None
     audiences = (audience,) if isinstance(audience, str) else tuple(audience)
     if not audiences or not all(audiences):
-        raise UsageError(
-            "audience= is empty, so no token could be accepted. Leave it out to accept tokens for the resource itself."
-        )
+        raise UsageError("audience= is empty, so no token could be accepted. Leave it out to accept the resource.")
     return audiences
 
 

@@ -72,9 +72,7 @@ class JwtVerifier(_AudienceVerifier):
         leeway: float = LEEWAY,
     ) -> None:
         if not 0 <= leeway <= 300:
-            raise UsageError(
-                f"leeway={leeway!r} is not possible: it is the seconds by which clocks may differ. Give 0 to 300."
-            )
+            raise UsageError(f"leeway={leeway!r} is not possible: clocks may differ by 0 to 300 seconds.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
         self.audience = read_audience(audience)
@@ -86,14 +84,13 @@ class JwtVerifier(_AudienceVerifier):
 
     async def __call__(self, token: str) -> TokenInfo | None:
         """Return the caller of a token; raise `TokenRefused` if the token is not valid."""
-        audiences = self._audiences()
         claims = await read_signed(
             token,
             self._keys,
             kind=_ACCESS_TOKEN,
             algorithms=self.algorithms,
             issuer=self.issuer,
-            audiences=audiences,
+            audiences=self._audiences(),
             leeway=self.leeway,
         )
         return info_of(claims)
@@ -125,10 +122,7 @@ class IntrospectionVerifier(_AudienceVerifier):
     ) -> None:
         check_url(url, "The URL of the introspection")
         if not client_id or not client_secret:
-            raise UsageError(
-                "Introspection needs client_id= and client_secret=: this server logs in with them at the authorization "
-                "server."
-            )
+            raise UsageError("Introspection needs client_id= and client_secret=, with which this server logs in.")
         self.url = url
         self.issuer = issuer
         self.audience = read_audience(audience)
@@ -185,20 +179,12 @@ class StaticTokens:
 
     def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
         if not tokens:
-            raise UsageError(
-                f"StaticTokens without a token ({caller()}) refuse every caller. Give a dictionary from tokens to "
-                "TokenInfo."
-            )
+            raise _unusable("without a token", "they refuse every caller")
         if any(len(token) < _LEAST for token in tokens):
-            raise UsageError(
-                f"StaticTokens got a token of less than {_LEAST} characters ({caller()}), which is easily guessed. "
-                f"{_MAKE_ONE}"
-            )
-        if not all(_SENDABLE.fullmatch(token) for token in tokens):
-            raise UsageError(
-                f"StaticTokens got a token that no client can send ({caller()}): a token has only letters, digits "
-                f"and -._~+/, no spaces, and = only at its end. {_MAKE_ONE}"
-            )
+            raise _unusable(f"with a token of less than {_LEAST} characters", "it is easily guessed")
+        if not all(map(_SENDABLE.fullmatch, tokens)):
+            allowed = "a token has only letters, digits and -._~+/, no spaces, and = only at its end"
+            raise _unusable("with a token that no client can send", allowed)
         self._known = [
             (_digest(token), TokenInfo(whose) if isinstance(whose, str) else whose) for token, whose in tokens.items()
         ]
@@ -213,6 +199,10 @@ class StaticTokens:
             if hmac.compare_digest(known, digest):
                 found = info
         return found
+
+
+def _unusable(what: str, why: str) -> UsageError:
+    return UsageError(f"StaticTokens {what} ({caller()}): {why}. {_MAKE_ONE}")
 
 
 def _digest(token: str) -> bytes:

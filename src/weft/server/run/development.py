@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextvars import Context
 from types import FrameType
 from weakref import WeakSet, ref
@@ -34,24 +33,16 @@ def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
 
     Do nothing if the loop is watched already, or if this Python cannot show the stacks of threads.
     """
-    frames: Callable[[], Mapping[int, FrameType]] | None = getattr(sys, "_current_frames", None)
-    if loop not in _watched and frames is not None:
+    if loop not in _watched and hasattr(sys, "_current_frames"):
         _watched.add(loop)
         seconds = (DEVELOPMENT_BEAT_SECONDS, DEVELOPMENT_BLOCKED_SECONDS) if debug else (BEAT_SECONDS, BLOCKED_SECONDS)
-        _Watch(loop, frames, *seconds).start()
+        _Watch(loop, *seconds).start()
 
 
 class _Watch:
     """The beat on one loop, and the thread that checks it."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        frames: Callable[[], Mapping[int, FrameType]],
-        beat_seconds: float,
-        blocked_seconds: float,
-    ) -> None:
-        self._frames = frames  # returns the running frame of each thread
+    def __init__(self, loop: asyncio.AbstractEventLoop, beat_seconds: float, blocked_seconds: float) -> None:
         self._loop = ref(loop)  # a weak reference, so that the thread does not keep a closed loop in memory
         self._context = Context()  # empty: else the beat would keep the context of the first request in memory
         self._beat_seconds = beat_seconds
@@ -74,7 +65,7 @@ class _Watch:
             time.sleep(self._beat_seconds)
             if time.monotonic() - self._beat > self._blocked_seconds and self._is_alive():
                 # Not in a variable: a frame keeps all objects in it alive.
-                self._warn(self._frames().get(self._thread))
+                self._warn(sys._current_frames().get(self._thread))  # pyright: ignore[reportPrivateUsage] - documented
 
     def _is_alive(self) -> bool:
         loop = self._loop()

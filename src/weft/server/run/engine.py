@@ -31,16 +31,8 @@ from weft.server.features.registry import CacheHint, read_cache_hints
 from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
 from weft.server.run.development import watch_for_blocking
-from weft.server.runtime.dispatch import (
-    Checks,
-    Dispatcher,
-    Extension,
-    Middleware,
-    Translations,
-    check_extensions,
-    check_middleware,
-    find_tracing,
-)
+from weft.server.runtime import dispatch
+from weft.server.runtime.dispatch import find_tracing
 from weft.server.runtime.request_log import dispatcher_class
 from weft.server.runtime.runtime import LifespanFactory, Runtime
 from weft.server.sessions.session import HANDLERS
@@ -50,6 +42,7 @@ from weft.types.lifecycle import DiscoverResult, ListChangedCapability, Resource
 
 if TYPE_CHECKING:
     from weft.server.http.app import HttpApp
+    from weft.server.run.listening import HttpOptions
     from weft.server.stdio.pipe import MemoryPipe
 
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
@@ -69,8 +62,8 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     """The options of `Server` that its engine is made from."""
 
     lifespan: LifespanFactory | None
-    middleware: Sequence[Middleware]
-    extensions: Sequence[Extension]
+    middleware: Sequence[dispatch.Middleware]
+    extensions: Sequence[dispatch.Extension]
     cache_hint: CacheHint | None
     list_cache_hints: Mapping[CacheList, CacheHint] | None
     page_size: int
@@ -103,10 +96,10 @@ class Engine(Runtime):
         )
         self._require_initialized = options.require_initialized
         self._make_features(options)
-        check_extensions(options.extensions)
+        dispatch.check_extensions(options.extensions)
         self.extensions = tuple(options.extensions)
-        self._middleware: list[Middleware] = list(options.middleware)
-        self._translations: Translations | None = None  # functions of `on_error`; None if there are none
+        self._middleware: list[dispatch.Middleware] = list(options.middleware)
+        self._translations: dispatch.Translations | None = None  # functions of `on_error`; None if there are none
         self._on_roots_changed: list[RootsChanged] = []
         self.sessions = Sessions(self)
         self.serving = 0  # number of running `serve` calls
@@ -118,27 +111,22 @@ class Engine(Runtime):
         self._discover_hint = hints["discover"]
         self.tools = Tools(self.changes, self.threads, hints["tools"], page_size, refs=options.schema_refs)
         self.resources = Resources(
-            self.changes,
-            hint,
-            page_size,
-            limits,
-            list_hint=hints["resources"],
-            templates_hint=hints["templates"],
+            self.changes, hint, page_size, limits, list_hint=hints["resources"], templates_hint=hints["templates"]
         )
         self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
 
     # Callbacks of the user.
 
-    def add_middleware(self, layer: Middleware) -> None:
+    def add_middleware(self, layer: dispatch.Middleware) -> None:
         """Add a function that runs around every call. Functions that were added before run around this one."""
-        check_middleware(layer)
+        dispatch.check_middleware(layer)
         self._middleware.append(layer)
         Engine.dispatcher.forget(self)
 
     def add_translation(self, kind: type[Exception], fn: Callable[..., Any]) -> None:
         """Add a function that turns exceptions of the class `kind` into an answer (see `Server.on_error`)."""
-        self._translations = (self._translations or Translations()).with_one(kind, fn)
+        self._translations = (self._translations or dispatch.Translations()).with_one(kind, fn)
         Engine.dispatcher.forget(self)
 
     def add_roots_callback(self, fn: RootsChanged) -> None:
@@ -173,10 +161,19 @@ class Engine(Runtime):
     def make_offer(self) -> Offer:
         """Return the offer: methods, versions and metadata of the server as they are now."""
         declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
-        methods = {era.name: _offered(era, declared, self.extensions) for era in self.eras}
+        methods = {era.name: self._offered(era, declared) for era in self.eras}
         meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
         versions = [version for era in self.eras for version in era.versions]
         return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
+
+    def _offered(self, era: ServerEra, declared: Mapping[str, Any]) -> dict[str, Method]:
+        """Return the methods in an era that need no capability or a declared one, and all methods of extensions."""
+        own = {
+            name: method
+            for name, method in METHODS.items()
+            if name in era.methods and (method.capability is None or method.capability in declared)
+        }
+        return own | {method.name: method for extension in self.extensions for method, _ in extension.methods()}
 
     def forget_offer(self) -> None:
         """Discard the cached offer. It is made again when it is needed."""
@@ -195,7 +192,7 @@ class Engine(Runtime):
             cache_scope=self._discover_hint.list_scope,
         )
 
-    def make_dispatcher(self) -> Dispatcher:
+    def make_dispatcher(self) -> dispatch.Dispatcher:
         """Make a dispatcher with the handlers and middleware that are registered now."""
         handlers: dict[str, Handler] = {
             "server/discover": self._discover,
@@ -210,7 +207,7 @@ class Engine(Runtime):
             "subscriptions/listen": self.subscriptions.listen,
             **HANDLERS,
         }
-        checks = Checks(self.tools, self.resources, self.prompts, self.limits.listen_uris).by_method
+        checks = dispatch.Checks(self.tools, self.resources, self.prompts, self.limits.listen_uris).by_method
         around = list(self._middleware)
         for extension in self.extensions:
             handlers.update({method.name: handler for method, handler in extension.methods()})
@@ -233,17 +230,7 @@ class Engine(Runtime):
 
     # Serving.
 
-    def app(
-        self,
-        path: str,
-        *,
-        allowed_hosts: Sequence[str] | None,
-        allowed_origins: Sequence[str] | None,
-        sessions: bool,
-        sse_path: str | None,
-        trusted_proxies: Sequence[str],
-        cors: Sequence[str],
-    ) -> HttpApp:
+    def app(self, options: HttpOptions) -> HttpApp:
         """Make an ASGI app that serves this server."""
         from weft.server.http.app import app_class  # imported here: stdio does not need it, and starts faster
 
@@ -252,13 +239,13 @@ class Engine(Runtime):
             self,
             self.sessions,
             self.protection,
-            path,
-            allowed_hosts=allowed_hosts,
-            allowed_origins=allowed_origins,
-            keeps_sessions=sessions,
-            sse_path=sse_path,
-            trusted_proxies=trusted_proxies,
-            cors=cors,
+            options.path,
+            allowed_hosts=options.allowed_hosts,
+            allowed_origins=options.allowed_origins,
+            keeps_sessions=options.sessions is not False,
+            sse_path=options.sse_path,
+            trusted_proxies=options.trusted_proxies,
+            cors=options.cors,
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
@@ -286,22 +273,6 @@ class Engine(Runtime):
 
 
 def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
-    listed = isinstance(names, Collection) and not isinstance(names, str)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-    if not listed or not names or any(name not in _ERAS for name in names):
+    if not isinstance(names, Collection) or not names or any(name not in _ERAS for name in names):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(f"Server(eras={names!r}) is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     return tuple(era for name, era in _ERAS.items() if name in names)
-
-
-def _offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Extension]) -> dict[str, Method]:
-    """Return the methods that this server offers in an era.
-
-    These are the methods of the era that need no capability or a declared one, and all methods of the extensions.
-    """
-    methods = {
-        name: method
-        for name, method in METHODS.items()
-        if name in era.methods and (method.capability is None or method.capability in declared)
-    }
-    for extension in extensions:
-        methods.update({method.name: method for method, _ in extension.methods()})
-    return methods

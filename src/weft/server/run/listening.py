@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import re
 import shlex
 import shutil
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -127,23 +127,28 @@ def bind(host: str, port: int) -> socket.socket:
     """Open a socket and listen on it. Raise a `StartError` with a remedy if the address cannot be used."""
     if type(port) is not int or not 0 <= port <= 65535:  # some systems would use it modulo 65536
         raise StartError(f"port={port!r} is not possible; it is a number from 1 to 65535, or 0 for any free port.")
+    address, family = host.strip("[]"), socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also accepts IPv4
+    listen = partial(socket.create_server, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError):
-        raise StartError(
-            f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
-        ) from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    if os.name == "posix":  # reuses the port of an ended process; on Windows, even of a running one
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise StartError(_why_not(error, host, port)) from None
+        listener = listen((address, port))
+    except (OSError, UnicodeError) as error:
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRINUSE:
+            with listen((address, 0)) as other:
+                free = other.getsockname()[1]
+            why = (
+                f"Port {port} on {host} is in use by another program. Stop that program, or take another port; "
+                f"{free} is free: port={free} (--port {free})."
+            )
+        elif number == errno.EACCES:
+            why = f"Port {port} cannot be opened by this user; ports below 1024 need special rights. Try port=8000."
+        else:
+            why = (
+                f"host={host!r} is not an address of this machine, or port {port} cannot be opened ({error}). Use "
+                "'127.0.0.1' or one of its own addresses."
+            )
+        raise StartError(why) from None
     listener.setblocking(False)
     return listener
 
@@ -162,29 +167,6 @@ def raise_descriptors() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        free = _free_port(host, port)
-        return (
-            f"Port {port} on {host} is in use by another program. Stop that program, or take another port; "
-            f"{free} is free: port={free} (--port {free})."
-        )
-    if error.errno == errno.EACCES:
-        return f"Port {port} cannot be opened by this user; ports below 1024 need special rights. Try port=8000."
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
-    return f"The server cannot listen on {host}:{port}: {error.strerror or error}."
-
-
-def _free_port(host: str, taken: int) -> int:
-    """Return a free port just above the port `taken`, or else any free port; 0 if no port is free."""
-    for port in (*range(taken + 1, min(taken + 20, 65536)), 0):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host.strip("[]"), port))
-            return int(probe.getsockname()[1])
-    return 0
 
 
 def url_of(options: HttpOptions, listener: socket.socket) -> str:

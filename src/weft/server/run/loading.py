@@ -19,7 +19,7 @@ import logging
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -82,47 +82,35 @@ def is_loading() -> bool:
 def load(target: Target) -> Servable:
     """Load a target and return its server. Raise `StartError`, with the reason and a remedy, if that fails."""
     module, shown = _import(target)
-    try:
-        return _find(module, shown, target.name)
-    except StartError as error:
-        if error.__context__ is not None or not (target.is_module and hasattr(module, "__path__")):
-            raise
-        message = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
-    raise StartError(message)
+    return _find(module, shown, target)
 
 
 def folder_of(target: Target) -> Path | None:
     """Return the directory of a target's code: its top package, or the directory of its file; None if not found."""
-    found = None if target.is_module else _file_of(target.place)
-    if found is None and _is_module_name(target.place):
-        top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if top is None:
-            return None
-        if top.submodule_search_locations:
-            return Path(next(iter(top.submodule_search_locations)))
-        return Path(top.origin).parent if top.origin else None
-    if found is None:
+    path = _file_of(target)
+    if path is not None:
+        root, name = _package_of(path)
+        return root if name is None else root / name.partition(".")[0]
+    top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
+    if top is None:
         return None
-    package = _package_of(found)
-    return found.parent if package is None else package[0] / package[1].partition(".")[0]
+    folders = top.submodule_search_locations  # None if it is not a package
+    return Path(next(iter(folders))) if folders else Path(top.origin or "").parent
 
 
 def movable(target: Target) -> tuple[Target, bool]:
     """Return another target for the same server, and whether it can be loaded from any directory.
 
-    The new target names the file by its full path or, if that is not possible, the module. A module below the working
-    directory can be loaded only from there, so the second value is then False. `target` must have been loaded before.
+    A file is named by its full path. A module below the working directory can be loaded only from there, so the second
+    value is then False. `target` must have been loaded before.
     """
-    suffix = "" if target.name is None else f":{target.name}"
-    path = None if target.is_module else _file_of(target.place)
-    if path is None:
-        module = sys.modules[target.place]
-        path = Path(module.__file__ or "").resolve()
-        has_path = hasattr(module, "__path__")
-        if has_path or not is_users(str(path)) or (_package_of(path) or (None, path.stem))[1] != target.place:
-            is_here = path.is_relative_to(Path.cwd()) and is_users(str(path))
-            return msgspec.structs.replace(target, is_module=True), not is_here
-    return Target(f"{path}{suffix}", arguments=target.arguments), True
+    path = _file_of(target)
+    if path is not None:
+        suffix = "" if target.name is None else f":{target.name}"
+        return msgspec.structs.replace(target, text=f"{path}{suffix}"), True
+    file = sys.modules[target.place].__file__ or ""
+    is_here = is_users(file) and Path(file).is_relative_to(Path.cwd())
+    return msgspec.structs.replace(target, is_module=True), not is_here
 
 
 # Importing.
@@ -130,53 +118,47 @@ def movable(target: Target) -> tuple[Target, bool]:
 
 def _import(target: Target) -> tuple[ModuleType, str]:
     """Import the module of a target. Return the module, and the name of its file to show in messages."""
-    place = target.place
-    path = None if target.is_module else _file_of(place)
-    if path is None and (not _is_module_name(place) or (not target.is_module and Path(place).is_dir())):
-        raise StartError(_no_module(place) if target.is_module else _no_file(place))
+    place, path = target.place, _file_of(target)
     if path is None:
+        is_name = not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
+        if not is_name or (not target.is_module and Path(place).is_dir()):
+            raise StartError(_no_module(place) if target.is_module else _no_file(place))
         return _import_module(place, target, Path.cwd()), place
     shown = short_path(str(path))
-    package = _package_of(path)
-    if package is None:
+    root, name = _package_of(path)
+    if name is None:
         return _execute(path, shown, target.arguments), shown
-    root, name = package
     module = _import_module(name, target, root)
     if Path(module.__file__ or "").resolve() != path:
-        raise StartError(
-            f"{shown} is the module {name}, but Python finds another one under this name: {module.__file__}. Rename "
-            "the package, or uninstall the other one."
-        )
+        raise StartError(f"{shown} cannot be loaded: {module.__file__} has the same module name, {name}. Rename one.")
     return module, shown
 
 
-def _file_of(place: str) -> Path | None:
-    """Return the file at a path (for a package, its `__init__.py`); None if there is no file."""
-    path = Path(place)
+def _file_of(target: Target) -> Path | None:
+    """Return the file of a target (for a package, its `__init__.py`); None if the target names no existing file."""
+    path = Path(target.place)
     if path.is_dir() and (path / "__init__.py").is_file():
         path /= "__init__.py"
-    return path.resolve() if path.is_file() else None
+    return path.resolve() if path.is_file() and not target.is_module else None
 
 
-def _is_module_name(place: str) -> bool:
-    """Return whether `place` can be the dotted name of a module. `server.py` cannot: it is a file name."""
-    return not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
+def _package_of(path: Path) -> tuple[Path, str | None]:
+    """Return the directory above a file's package, and the full name of its module.
 
-
-def _package_of(path: Path) -> tuple[Path, str] | None:
-    """Return the directory above a file's package, and the full name of its module; None if there is no package."""
+    If there is no package, return the directory of the file, and None.
+    """
     folder, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
         folder = folder.parent
     if folder == path.parent or not all(map(str.isidentifier, parts)):
-        return None
+        return path.parent, None
     return folder, ".".join(parts)
 
 
 def _import_module(name: str, target: Target, root: Path) -> ModuleType:
     """Import a module by name. Look in `root` first."""
-    _put_first(root)
+    sys.path.insert(0, str(root))
     spec = None
     with _at_load(name, name, target.arguments):
         try:
@@ -187,7 +169,7 @@ def _import_module(name: str, target: Target, root: Path) -> ModuleType:
         if spec is not None and target.is_module and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__") or spec  # as `python -m` does
     if spec is None:
-        raise StartError(_no_module(name) if target.is_module else _neither(name))
+        raise StartError(_no_module(name) if target.is_module or "." in name else _neither(name))
     with _at_load(name, spec.origin or name, target.arguments):
         return importlib.import_module(spec.name)
 
@@ -197,26 +179,14 @@ def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
         raise StartError(f"{shown} is not a Python file: its name must end in '.py'.")
-    _put_first(path.parent)
+    sys.path.insert(0, str(path.parent))
     with _at_load(shown, str(path), arguments):
-        if _can_be_imported(path):
+        is_taken = path.stem in sys.modules or (path.with_suffix("") / "__init__.py").is_file()
+        if path.stem.isidentifier() and not is_taken:
             return importlib.import_module(path.stem)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module  # pickle, dataclasses and annotations look it up there
+        module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-
-
-def _can_be_imported(path: Path) -> bool:
-    """Return whether `import NAME`, with the file's directory first on `sys.path`, imports this file."""
-    if not path.stem.isidentifier() or path.stem in sys.modules or path.stem in sys.builtin_module_names:
-        return False
-    found = PathFinder.find_spec(path.stem, [str(path.parent)])
-    return found is not None and found.origin is not None and Path(found.origin) == path
-
-
-def _put_first(folder: Path) -> None:
-    sys.path.insert(0, str(folder))
 
 
 @contextmanager
@@ -241,49 +211,32 @@ def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]
 def _no_file(place: str) -> str:
     path = Path(place)
     if path.is_dir():
-        there = _suggest(path, "server.py") or "server.py"
-        return f"{place!r} is a directory; name a Python file in it, such as {there}."
-    folder = path.parent
-    if not folder.is_dir():
-        return f"There is no file {place!r}: the directory {str(folder)!r} does not exist."
-    meant = _suggest(folder, path.name)
-    remedy = f"Did you mean {meant}?" if meant else "There is no Python file there at all; check the path."
-    return f"There is no file {place!r} in {folder.resolve()}. {remedy}"
+        return f"{place!r} is a directory; name a Python file in it, such as server.py."
+    if not path.parent.is_dir():
+        return f"There is no file {place!r}: the directory {str(path.parent)!r} does not exist."
+    return f"There is no file {place!r} in {path.parent.resolve()}. {_similar_files(path)}"
 
 
 def _neither(name: str) -> str:
-    """Return the message for a name that is neither a file nor a module."""
-    if "." in name:
-        return _no_module(name)
-    meant = _suggest(Path(), f"{name}.py")
-    remedy = f"Did you mean {meant}?" if meant else "There is no Python file there at all; check the name."
-    return f"There is no file or module {name!r} in {Path.cwd()}. {remedy}"
+    return f"There is no file or module {name!r} in {Path.cwd()}. {_similar_files(Path(f'{name}.py'))}"
 
 
 def _no_module(name: str) -> str:
     if not all(map(str.isidentifier, name.split("."))):
         return f"{name!r} is not the name of a module; write it with dots, like -m package.server."
     parent, _, last = name.rpartition(".")
-    similar = difflib.get_close_matches(last, _modules_in(parent), n=1)
-    meant = f"Did you mean {f'{parent}.' if parent else ''}{similar[0]}? " if similar else ""
+    others = pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()))
+    similar = difflib.get_close_matches(last, [other.name for other in others], n=1)
+    meant = f"Did you mean {parent}.{similar[0]}? " if similar else ""
     missing = f" in the package {parent}" if parent in sys.modules else ""
-    looked = f"Modules are searched for in {Path.cwd()}, and in sys.path."
-    return f"There is no module {name!r}{missing}. {meant}{looked}"
+    return f"There is no module {name!r}{missing}. {meant}Modules are searched for in {Path.cwd()}, and in sys.path."
 
 
-def _modules_in(package: str) -> Iterator[str]:
-    if package and package not in sys.modules:
-        return
-    places = [str(Path.cwd())] if not package else list(getattr(sys.modules[package], "__path__", ()))
-    for found in pkgutil.iter_modules(places):
-        yield found.name
-
-
-def _suggest(folder: Path, name: str) -> str:
-    """Suggest up to three Python files of a folder, if possible with names like `name`; empty if there are no files."""
-    there = sorted(map(str, folder.glob("*.py")))
-    similar = difflib.get_close_matches(str(folder / name), there, n=3, cutoff=0.6) or there[:3]
-    return " or ".join(similar)
+def _similar_files(path: Path) -> str:
+    """Return a sentence that suggests up to three Python files beside `path`, if possible with similar names."""
+    there = sorted(map(str, path.parent.glob("*.py")))
+    similar = difflib.get_close_matches(str(path), there) or there[:3]
+    return f"Did you mean {' or '.join(similar)}?" if similar else "There is no Python file there at all."
 
 
 # Messages about code that fails.
@@ -303,31 +256,29 @@ def _why(file: str, error: BaseException) -> str:
     else:
         what = summary_of(error)
     frames = user_frames(error)[-MOST_FRAMES:]
-    lines = [f"{file} cannot be loaded: {what}"[:600], *(f"  {frame}" for frame in frames)]
-    if remedy := _remedy(error, frames):
-        lines.append(remedy)
-    return "\n".join(lines)
+    lines = [f"{file} cannot be loaded: {what}"[:600], *(f"  {frame}" for frame in frames), _remedy(error, frames)]
+    return "\n".join(filter(None, lines))
 
 
 def _remedy(error: BaseException, frames: Sequence[str]) -> str:
+    """Return what to do about an import that fails; empty for other errors."""
     text = str(error)
-    if isinstance(error, ImportError | AttributeError) and "circular import" in text:
+    if frames and isinstance(error, ImportError | AttributeError) and "circular import" in text:
         files = list(dict.fromkeys(frame.partition(":")[0] for frame in frames))
-        circle = f"These files import each other in a circle: {' → '.join([*files, files[0]])}. " if files else ""
         return (
-            f"{circle}One of them needs a name that the other has not defined yet. Put `server = Server(...)` into a "
-            "module that imports neither of them, or move the import below the line that defines the name."
+            f"These files import each other in a circle: {' → '.join([*files, files[0]])}. One of them needs a name "
+            "that the other has not defined yet. Put `server = Server(...)` into a module that imports neither of "
+            "them, or move the import below the line that defines the name."
         )
-    if isinstance(error, ImportError) and "attempted relative import" in text:
-        place = frames[-1].partition(" in ")[0] if frames else "A file"
-        folder = Path(place.partition(":")[0]).resolve().parent
+    if frames and isinstance(error, ImportError) and "attempted relative import" in text:
+        place = frames[-1].partition(" in ")[0]
+        folder = Path(place.partition(":")[0]).resolve().parent.name
+        why = f"{folder}/ has no __init__.py, so it is not a package"
         if "beyond top-level" in text:
-            above = "it has more dots than there are packages above it"
-        else:
-            above = f"{folder.name}/ has no __init__.py, so it is not a package"
+            why = "it has more dots than there are packages above it"
         return (
-            f"{place} has a relative import, but {above}. Write an absolute import (`import other` for other.py beside "
-            f"it), or make {folder.name}/ a package: add an empty __init__.py to it."
+            f"{place} has a relative import, but {why}. Write an absolute import (`import other` for other.py beside "
+            f"it), or make {folder}/ a package: add an empty __init__.py to it."
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
@@ -338,14 +289,14 @@ def _remedy(error: BaseException, frames: Sequence[str]) -> str:
 # Finding the server in a module.
 
 
-def _find(module: ModuleType, file: str, name: str | None) -> Servable:
+def _find(module: ModuleType, file: str, target: Target) -> Servable:
     names: Mapping[str, Any] = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     servers = {key: value for key, value in names.items() if isinstance(value, Servable)}
-    if name is not None:
-        return _named(names, servers, file, name)
+    if target.name is not None:
+        return _named(names, servers, file, target.name)
     if not servers:
-        raise StartError(_no_server(module, names, file))
-    if len({id(server) for server in servers.values()}) == 1:
+        raise StartError(_no_server(module, names, file, is_module=target.is_module))
+    if len(set(map(id, servers.values()))) == 1:
         return next(iter(servers.values()))
     for preferred in PREFERRED:
         if preferred in servers:
@@ -357,8 +308,9 @@ def _find(module: ModuleType, file: str, name: str | None) -> Servable:
 def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str, name: str) -> Servable:
     if name in servers:
         return servers[name]
-    if name in names and inspect.isroutine(names[name]) and not (servers and _needed(names[name])):
-        return _made(names[name], file, name)
+    found: Any = names.get(name)
+    if inspect.isroutine(found) and not (servers and _needed(found)):
+        return _made(found, file, name)
     if name in names:
         what = f"{name!r} in {file} is {with_article(type(names[name]).__name__)}, not a Server."
     else:
@@ -373,57 +325,43 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str,
 def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
     """Call a function that makes a server; return the server."""
     if inspect.iscoroutinefunction(make):
-        raise StartError(
-            f"{name!r} in {file} is an async function; a function that makes a server must be a plain `def`. Move the "
-            "code that awaits into the server's lifespan."
-        )
-    if needed := _needed(make):
-        raise StartError(
-            f"{name!r} in {file} needs arguments: {', '.join(needed)}. A function that makes a server is called "
-            "without any: give its parameters defaults."
-        )
-    with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
-        made = make()
-    if isinstance(made, Servable):
-        return made
-    raise StartError(
-        f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. Let it "
-        "return a Server, or name another object."
-    )
+        wrong = "is an async function; a function that makes a server must be a plain `def`."
+    elif needed := _needed(make):
+        wrong = f"needs arguments: {', '.join(needed)}. A function that makes a server is called without any."
+    else:
+        with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
+            made = make()
+        if isinstance(made, Servable):
+            return made
+        wrong = f"is a function that returned {with_article(type(made).__name__)}, not a Server. Let it return a Server"
+    raise StartError(f"{name!r} in {file} {wrong}")
 
 
 def _needed(make: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # some functions in C have no signature
-        return []
+    """Return the names of the parameters without a default."""
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(make).parameters.values()
     return [one.name for one in parameters if one.default is one.empty and one.kind not in loose]
 
 
-def _no_server(module: ModuleType, names: Mapping[str, Any], file: str) -> str:
-    makers = [name for name, value in names.items() if _makes_server(value)]
-    if makers:
-        return f"{file} has no Server in it at module level, but a function that makes one: {file}:{makers[0]}"
-    what = f"{file} has no Server in it at module level. Make one: server = weft.Server('my-server')"
+def _no_server(module: ModuleType, names: Mapping[str, Any], file: str, *, is_module: bool) -> str:
+    for name, value in names.items():
+        returned = getattr(value, "__annotations__", {}).get("return")
+        if isinstance(value, FunctionType) and getattr(returned, "__name__", returned) in ("Server", "weft.Server"):
+            return f"{file} has no Server in it at module level, but a function that makes one: {file}:{name}"
     functions = _plain_functions(module)
-    more = f", and write @server.tool above `def {functions[0]}`" if functions else ""
-    return f"{what}{more}. {_there(names)}"
-
-
-def _makes_server(value: Any) -> bool:
-    """Return whether a value is a function whose return annotation is Server."""
-    returned = getattr(value, "__annotations__", {}).get("return")
-    return isinstance(value, FunctionType) and (
-        returned in ("Server", "weft.Server") or (isinstance(returned, type) and issubclass(returned, Servable))
+    decorate = f", and write @server.tool above `def {functions[0]}`" if functions else ""
+    is_package = is_module and hasattr(module, "__path__")
+    main = f" (`-m` looks for {file}.__main__ first; there is none.)" if is_package else ""
+    return (
+        f"{file} has no Server in it at module level. Make one: server = weft.Server('my-server'){decorate}. "
+        f"{_there(names)}{main}"
     )
 
 
 def warn_of_empty_server(engine: Engine) -> None:
     """Warn if a server has no features: a decorator may be missing, or the file may have been loaded twice."""
-    if _offers(engine) or engine.extensions:
-        return
-    if not engine.lifespan.started:  # the lifespan may register features
+    if _offers(engine) or engine.extensions or not engine.lifespan.started:  # the lifespan may register features
         return
     modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
     own = next((one for one in modules if any(value is engine.owner for value in vars(one).values())), None)
@@ -445,33 +383,30 @@ def _offers(engine: Engine) -> bool:
     return bool(len(engine.tools) or len(engine.resources) or len(engine.prompts))
 
 
+def _servers_in(module: ModuleType) -> list[Servable]:
+    return [value for value in vars(module).values() if isinstance(value, Servable)]
+
+
 def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType | None:
     """Return another module that was loaded from the same file and whose server has features, or None."""
-    for other in modules:
-        if other is not module and getattr(other, "__file__", None) == module.__file__:
-            servers = (value for value in vars(other).values() if isinstance(value, Servable))
-            if any(_offers(server.engine) for server in servers):
-                return other
-    return None
+    copies = (one for one in modules if one is not module and one.__file__ == module.__file__)
+    return next((copy for copy in copies if any(_offers(server.engine) for server in _servers_in(copy))), None)
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
     """Return the names of the public functions that a module defines, without middleware and other callbacks."""
-    servers = [value for value in vars(module).values() if isinstance(value, Servable)]
     return [
         name
         for name, value in vars(module).items()
         if isinstance(value, FunctionType)
         and value.__module__ == module.__name__
         and not name.startswith("_")
-        and not any(server.engine.calls_for_itself(value) for server in servers)
+        and not any(server.engine.calls_for_itself(value) for server in _servers_in(module))
     ]
 
 
 def _there(names: Mapping[str, Any]) -> str:
     """Return a sentence that lists the public names of a module, without imported modules."""
     own = [key for key, value in names.items() if not isinstance(value, ModuleType) and not key.startswith("_")]
-    if not own:
-        return "The file defines nothing."
     more = f" and {len(own) - MOST_NAMES} more" if len(own) > MOST_NAMES else ""
-    return f"It has: {', '.join(own[:MOST_NAMES])}{more}."
+    return f"It has: {', '.join(own[:MOST_NAMES]) or 'nothing'}{more}."

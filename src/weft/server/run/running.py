@@ -17,34 +17,18 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import StartError, UsageError
-from weft.server.diagnostics import (
-    caller,
-    check_kind,
-    check_options,
-    shorten_tracebacks,
-    summary_of,
-    user_frames,
-)
-from weft.server.run.listening import (
-    BACKLOG,
-    HttpOptions,
-    bind,
-    check_exposure,
-    check_workers,
-    raise_descriptors,
-    try_line,
-    url_of,
-    warn_of_proxy,
-    warn_of_scopes,
-)
+from weft.server.diagnostics import caller, check_options, shorten_tracebacks, summary_of, user_frames
+from weft.server.run import listening
+from weft.server.run.listening import HttpOptions
 from weft.server.run.loading import Target, is_loading, warn_of_empty_server
 
 if TYPE_CHECKING:
@@ -74,14 +58,7 @@ _CHATTY = (
 _Transport = Literal["stdio", "http"]
 
 # Names of the transports in other SDKs, and their names here.
-_TRANSPORT_ALIASES = {
-    "streamable-http": "'http'",
-    "streamablehttp": "'http'",
-    "https": "'http'",
-    "sse": "'http', with sse_path='/sse'",
-    "std-io": "'stdio'",
-    "stdin": "'stdio'",
-}
+_TRANSPORT_ALIASES = {"streamable-http": "'http'", "sse": "'http', with sse_path='/sse'"}
 
 
 class CannotStart(StartError, SystemExit):
@@ -117,33 +94,18 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     if given.workers > 1:
         raise StartError("server.serve has one worker: the process of the loop. Leave workers= out, or use run().")
     if transport == "stdio":
-        from weft.server.stdio.stdio import serve_stdio
-
-        async with _counted(engine):
-            await serve_stdio(engine)
+        await _serve(engine)
     else:
-        with contextlib.closing(bind(given.host, given.port)) as listener:
-            async with _counted(engine):
-                await _serve_http_in_users_loop(engine, given, listener)
-
-
-@contextlib.asynccontextmanager
-async def _counted(engine: Engine) -> AsyncGenerator[None]:
-    """Count the calls of `serve` that run now: one loop may have several. When the last call ends, stop the server."""
-    engine.serving += 1
-    try:
-        yield
-    finally:
-        engine.serving -= 1
-        if not engine.serving:
-            await engine.stop()
+        with listening.bind(given.host, given.port) as listener:
+            http = _http_server(engine, given, lambda: announce(engine, given, listener))
+            await _serve(engine, _serve_http(engine, http, listener))
 
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
     check_options(what, options, HttpOptions.__struct_fields__)
-    for name, example in (("host", "127.0.0.1"), ("path", "/mcp"), ("log_level", "info")):
-        if name != "log_level" or options.get(name) is not None:
-            check_kind(name, options.get(name, example), str, repr(example))
+    host = options.get("host", "")
+    if not isinstance(host, str):
+        raise UsageError(f"host= is a str, not {type(host).__name__} ({caller()}). Write host='127.0.0.1'.")
     wrong = next((name for name in options if name != "log_level"), None)
     if transport == "stdio" and wrong is not None:
         raise UsageError(
@@ -180,13 +142,13 @@ def start(
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
-        _run_loop(engine, _serve_stdio(engine))
+        _run_loop(engine, _serve(engine))
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
         run_workers(engine, options, target or target_of(engine))
     else:
-        with contextlib.closing(listener or bind(options.host, options.port)) as listener:
+        with listener or listening.bind(options.host, options.port) as listener:
             serve_http(engine, options, listener, lambda: announce(engine, options, listener))
 
 
@@ -200,46 +162,51 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
         check_pipes()
         warn_of_empty_server(engine)
         if os.isatty(0):  # a person, not a client
-            print_notice(
-                f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops."
-            )
+            print_notice(f"Weft serves {engine.name!r} on stdio, for an MCP client that starts it. Ctrl-C stops.")
             print_notice("To serve over HTTP instead: weft run FILE --http")
     elif transport == "http":
-        check_workers(options.workers)
-        check_exposure(options)
-        warn_of_scopes(engine)
-        warn_of_proxy(engine, options)
+        listening.check_workers(options.workers)
+        listening.check_exposure(options)
+        listening.warn_of_scopes(engine)
+        listening.warn_of_proxy(engine, options)
     else:
         known = _TRANSPORT_ALIASES.get(str(transport).lower().replace("_", "-"))
         meant = f" It is called {known} here." if known else ""
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
 
-async def _serve_stdio(engine: Engine) -> None:
-    from weft.server.stdio.stdio import serve_stdio
-
-    try:
-        await serve_stdio(engine)
-    finally:
-        await engine.stop()
-
-
 def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are accepted."""
-    raise_descriptors()
-    http = _http_server(engine, options, started)
+    listening.raise_descriptors()
 
-    async def serve() -> None:
-        await engine.lifespan.start()  # here, so that its failure is reported like any other
-        _calm_collector()
-        await http.serve(sockets=[listener])
+    def begin() -> None:
+        # Collect garbage less often. The objects that exist now live as long as the process, and a request leaves
+        # almost no garbage. With Python's default threshold, a busy server would spend 5 % of its time on it.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
+        started()
 
-    _run_loop(engine, serve())
+    http = _http_server(engine, options, begin)
+    _run_loop(engine, _serve(engine, _serve_http(engine, http, listener)))
 
 
-async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    http = _http_server(engine, options, lambda: announce(engine, options, listener), in_users_loop=True)
-    await engine.lifespan.start()
+async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) -> None:
+    """Await `http`, or serve on stdio if it is None. One loop may have several calls: the last one stops the server."""
+    from weft.server.stdio.stdio import serve_stdio
+
+    engine.serving += 1
+    try:
+        await (http or serve_stdio(engine))
+    finally:
+        engine.serving -= 1
+        if not engine.serving:
+            await engine.stop()
+
+
+async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until cancelled. Then wait until uvicorn has ended the open requests, unless cancelled a second time."""
+    await engine.lifespan.start()  # here, so that its failure is reported like any other
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
         await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
@@ -265,10 +232,8 @@ async def _abort_connections(http: uvicorn.Server) -> None:
         await asyncio.wait(tasks, timeout=1)
 
 
-def _http_server(
-    engine: Engine, options: HttpOptions, started: Callable[[], None], *, in_users_loop: bool = False
-) -> uvicorn.Server:
-    """Make the uvicorn server. With `in_users_loop`, it does not handle the signals of the process."""
+def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], None]) -> uvicorn.Server:
+    """Make the uvicorn server. It does not handle signals, and does not run the lifespan."""
     import uvicorn
 
     class HttpServer(uvicorn.Server):
@@ -294,29 +259,10 @@ def _http_server(
                 draining.cancel()
 
         def capture_signals(self) -> Any:
-            capture = None if in_users_loop else getattr(super(), "capture_signals", None)
-            return contextlib.nullcontext() if capture is None else capture()
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            """Stop with exit code 0, unlike uvicorn. At a second Ctrl-C, end the process at once."""
-            if self.should_exit and sig == signal.SIGINT:
-                os._exit(INTERRUPTED)
-            self.should_exit = True
+            return contextlib.nullcontext()
 
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `_counted`.
-    return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
-
-
-def _calm_collector() -> None:
-    """Collect garbage less often.
-
-    The objects that exist now live as long as the process, and a request leaves almost no garbage. With Python's
-    default threshold of 700 objects, a busy server would spend 5 % of its time on garbage collection.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    return HttpServer(_uvicorn_config(engine, options))
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
@@ -333,21 +279,13 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return not is_given_up and not is_known
 
 
-def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+def _uvicorn_config(engine: Engine, options: HttpOptions) -> uvicorn.Config:
     import uvicorn
 
     from weft.server.http.uvicorn_protocol import guarded_protocol
 
-    app = engine.app(
-        options.path,
-        allowed_hosts=options.allowed_hosts,
-        allowed_origins=options.allowed_origins,
-        sessions=options.sessions is not False,
-        sse_path=options.sse_path,
-        trusted_proxies=options.trusted_proxies,
-        cors=options.cors,
-    )
-    app.follows_host = False  # `HttpServer` handles the signals
+    app = engine.app(options)
+    app.follows_host = False  # `_run_loop`, or the user's program, handles the signals
     drain = engine.limits.drain_seconds
     protocol = guarded_protocol(engine.limits)
     if protocol is None:
@@ -360,12 +298,12 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
         app,
         http=protocol or "auto",
         ws="none",
-        lifespan=lifespan,
+        lifespan="off",  # `_serve_http` starts it, because several `serve` calls share one
         log_config=None,
         access_log=False,
         proxy_headers=False,  # a client could write any address there; `trusted_proxies` handles them
         server_header=False,
-        backlog=BACKLOG,
+        backlog=listening.BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         # A second longer than `OpenCalls.drain`, which ends the calls: their answers need time to be sent.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
@@ -403,6 +341,15 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
             logger.setLevel(max(logging.INFO, names[chosen]))
 
 
+def end_child(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a child process, and kill it if it takes too long."""
+    try:
+        child.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
 def print_notice(text: str) -> None:
     """Print a line for the user on stderr, because stdout may be used for the protocol."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no stderr, or it is closed
@@ -412,9 +359,9 @@ def print_notice(text: str) -> None:
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
     """Print the URL of the server, and a command to try it."""
     warn_of_empty_server(engine)
-    url = url_of(options, listener)
+    url = listening.url_of(options, listener)
     print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
-    if line := try_line(engine, url):
+    if line := listening.try_line(engine, url):
         print_notice(f"Try: {line}")
 
 
@@ -437,7 +384,8 @@ def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
     except StartError:
         raise
     except Exception as error:  # noqa: BLE001 - reported in a sentence, like every failure to start
-        raise StartError(_failure(engine, error)) from None
+        frames = (f"  {frame}" for frame in user_frames(error)[-MOST_FRAMES:])
+        raise StartError("\n".join([f"{engine.name!r} stopped: {summary_of(error)}"[:600], *frames])) from None
     finally:
         _close(loop)
     _abandon_threads()
@@ -463,13 +411,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
-    """Return a signal handler: the first signal cancels the task, the second ends the process."""
+    """Return a signal handler: the first signal cancels the task, a second Ctrl-C ends the process."""
     asked = False
 
-    def stop(_signal: int, _frame: Any) -> None:
+    def stop(number: int, _frame: Any) -> None:
         nonlocal asked
         if asked:
-            os._exit(INTERRUPTED)
+            if number == signal.SIGINT:
+                os._exit(INTERRUPTED)
+            return
         asked = True
         task.get_loop().call_soon_threadsafe(task.cancel)
 
@@ -512,8 +462,3 @@ def _abandon_threads() -> None:
         log.warning("%d plain function(s) did not return and were abandoned", len(stuck))
         sys.stderr.flush()
         os._exit(0)
-
-
-def _failure(engine: Engine, error: Exception) -> str:
-    frames = user_frames(error)[-MOST_FRAMES:]
-    return "\n".join([f"{engine.name!r} stopped: {summary_of(error)}"[:600], *(f"  {frame}" for frame in frames)])

@@ -27,7 +27,15 @@ from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
 from weft.server.run.listening import HttpOptions, bind
 from weft.server.run.loading import Target, load
-from weft.server.run.running import INTERRUPTED, announce, on_signals, print_notice, serve_http, set_up_logging
+from weft.server.run.running import (
+    INTERRUPTED,
+    announce,
+    end_child,
+    on_signals,
+    print_notice,
+    serve_http,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from weft.server.run.engine import Engine
@@ -59,10 +67,7 @@ def target_of(engine: Engine) -> Target:
     for name, value in vars(script).items():
         if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
-    raise StartError(
-        "Each worker loads the server itself, so it has to be a global variable of the script that is run, such as "
-        "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
-    )
+    raise StartError("Each worker loads the server itself, so it has to be a global variable of the script.")
 
 
 def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
@@ -91,15 +96,12 @@ def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
     Raises StartError if the options require sessions, but the workers share no backend.
     """
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
-    if options.sessions is None and are_shared:
-        return msgspec.structs.replace(options, sessions=True)
     if not are_shared and (options.sessions or options.sse_path is not None):
-        wrong = "sessions=True" if options.sessions else f"sse_path={options.sse_path!r}, which needs sessions,"
         raise StartError(
-            f"{wrong} is not possible with workers={options.workers}: each worker has its own memory and does not know "
-            "the sessions of the others. Use one worker, or give the server a backend= that the workers share."
+            f"sessions=True or sse_path= is not possible with workers={options.workers}: each worker has its own "
+            "memory. Use one worker, or give the server a backend= that the workers share."
         )
-    return msgspec.structs.replace(options, sessions=bool(options.sessions))
+    return msgspec.structs.replace(options, sessions=are_shared if options.sessions is None else options.sessions)
 
 
 class _WorkerSupervisor:
@@ -160,11 +162,7 @@ class _WorkerSupervisor:
                 worker.terminate()
         until = time.monotonic() + self._drain + 3
         for worker, _ in self._workers:
-            try:
-                worker.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            end_child(worker, until - time.monotonic())
             _close_pipe(worker)
 
 
