@@ -35,6 +35,9 @@ _UNASKED = getattr(select, "POLLIN", 0)  # poll for data or the end of a kept co
 _LEAST_IDLE = 0.1  # seconds that a connection is kept, also if the server asks for less
 _MOST_RETIRED = 3  # old pools that are kept until their requests end
 _END_SECONDS = 1.0  # how long to wait for the end of a stream after its answer was read
+# Size of the buffer for one read of a socket. The default of asyncio is 256 KiB. In some layouts of the heap, glibc
+# returns so large a buffer to the system after each read, which makes a call up to 20 % slower.
+_READ_BYTES = 64 * 1024
 # TCP keep-alive: seconds of silence before the first probe, seconds between probes, probes without an answer.
 _PROBING = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
@@ -164,6 +167,7 @@ class _Connector(aiohttp.TCPConnector):
 
     The event loop may not have noticed yet that a connection has ended. A request on such a connection fails, and then
     it is unknown whether the server has read the request (RFC 9110, 9.2.2). So the pool checks the connection before.
+    New connections read with a small buffer (`_READ_BYTES`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -179,6 +183,9 @@ class _Connector(aiohttp.TCPConnector):
                 return connection
             if protocol not in self._used:
                 self._used.add(protocol)
+                transport = getattr(protocol, "transport", None)
+                if hasattr(transport, "max_size"):  # not with TLS or uvloop
+                    transport.max_size = _READ_BYTES
                 return connection
             if not _is_over(protocol):
                 return connection
