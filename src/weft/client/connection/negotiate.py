@@ -261,10 +261,10 @@ class Negotiator:
             self._tried.append((method, str(error)))
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
-            if not may_be_silent or not getattr(link.transport, "has_read", True):
-                raise  # a server that ended before it read the greeting would end again
+            if not may_be_silent:
+                raise
             self._tried.append((method, str(error)))
-            await link.reopen()  # the server ended because of the greeting
+            await link.reopen()  # the server ended, perhaps because of the greeting
             return _Refusal(error)
 
     def _unanswered(self, error: RequestTimeout) -> RequestTimeout:

@@ -166,7 +166,6 @@ class PipeTransport:
 
     kind = "pipe"
     stream_per_request = False
-    has_read = True  # False if the server has ended without reading anything that was sent
 
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where
