@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ParseError, ProtocolError, WeftError
+from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ProtocolError, WeftError
 from weft.jsonrpc import Frame, check_bounds, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits, Limits
 from weft.net.logs import Seldom, masked_body
@@ -33,14 +33,11 @@ from weft.types.base import RequestId
 log = logging.getLogger("weft.client")
 wire_log = logging.getLogger("weft.client.wire")  # at DEBUG: every message sent (>) or received (<), secrets masked
 
+# A function that handles a notification or a request of the server. It never raises. Over HTTP, the id is the id of the
+# request on whose stream the message came. Otherwise it is None.
 Receive = Callable[[Frame, RequestId | None], None]
-"""A function that handles a notification or a request of the server. It never raises.
-
-Over HTTP, the id is the id of the request on whose stream the message came. Otherwise it is None."""
-
+# A function that is called once, when the connection has ended and the client did not close it.
 Lost = Callable[[ConnectionFailed], None]
-"""A function that is called once, when the connection has ended and the client did not close it."""
-
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -171,7 +168,7 @@ class PipeTransport:
         self.where = where
         self.limits = limits
         self._bounds = bounds_of(limits)
-        self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
+        self._waiting: dict[Any, _Waiting] = {}  # requests that are not answered yet
         self._receive: Receive = _ignore
         self._tell_lost: Lost = _ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
@@ -203,19 +200,7 @@ class PipeTransport:
         """Handle one message from the server. Data that cannot be read is logged and dropped."""
         if not self._open:
             return
-        if wire_log.isEnabledFor(logging.DEBUG):
-            wire_log.debug("< %s", masked_body(data))
-        try:
-            parts = (data,) if data[:1] == b"{" else split_messages(data, self._bounds)
-        except ProtocolError as error:
-            self._unreadable(data, error)
-            return
-        for part in parts:
-            try:
-                frame = decode(part, self._bounds)
-            except ProtocolError as error:
-                self._unreadable(part, error)
-                continue
+        for frame in decode_messages(data, self._bounds, self._unreadable):
             if frame.is_response:
                 self._settle(frame)
             else:
@@ -324,26 +309,18 @@ class PipeTransport:
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
-        is_answer, named = recover_request_id(data)
-        waiting = None
-        if is_answer:
-            waiting = self._only_one() if named is None else self._waiting.get(named)
+        waiting = self._waiting.get(answered_id(data))
         if waiting is None or waiting.outcome is not None:
             self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
         else:
             self._has_answered = True
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
-    def _only_one(self) -> _Waiting | None:
-        """Return the pending request if there is exactly one: an answer without an id must belong to that request."""
-        return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
-
     def _settle(self, frame: Frame) -> None:
         """Give an answer to the request that waits for it. Drop the answer if there is no such request."""
-        named: Any = frame.id
-        waiting = self._waiting.get(named)
-        if waiting is None:
-            waiting = self._only_one() if is_nameless(frame) else self._waiting.get(as_sent(named))
+        waiting = self._waiting.get(as_sent(frame.id))
+        if is_nameless(frame) and len(self._waiting) == 1:  # it must belong to the only pending request
+            waiting = next(iter(self._waiting.values()))
         if waiting is None or waiting.outcome is not None:
             log.debug("%s answered a request that does not wait for it.", self.where)
         else:
@@ -383,29 +360,42 @@ def bounds_of(limits: ClientLimits) -> Limits:
     return Limits(json_values=limits.json_values)
 
 
-def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """Split a body, an event or a line into messages. It is one message, or (in one revision) an array of messages.
+def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, ProtocolError], None]) -> Sequence[Frame]:
+    """Decode a body, an event or a line. It is one message, or (in one revision) an array of messages.
 
-    Raises InvalidRequest if an array has too many messages, because other tasks cannot run while they are handled.
+    `unreadable` is called with each part that is not a valid message, and its error.
     """
-    if data[:1] != b"{" and data.lstrip()[:1] == b"[":
+    if wire_log.isEnabledFor(logging.DEBUG):
+        wire_log.debug("< %s", masked_body(data))
+    frames: list[Frame] = []
+    try:
+        parts = (data,) if data[:1] == b"{" else _split(data, bounds)
+    except ProtocolError as error:
+        unreadable(data, error)
+        return frames
+    for part in parts:
         try:
-            check_bounds(data, bounds)
-            if data.count(b",") >= _MOST_MESSAGES and _count_objects(data) > _MOST_MESSAGES:
-                raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
-            return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        except (ParseError, msgspec.DecodeError, RecursionError):
-            pass  # the caller's `decode` raises the error
-    return (data,)
+            frames.append(decode(part, bounds))
+        except ProtocolError as error:
+            unreadable(part, error)
+    return frames
 
 
-class _Object(msgspec.Struct, gc=False):
-    """Any JSON object. Its members are not decoded."""
+def _split(data: bytes, bounds: Limits) -> Sequence[bytes]:
+    """Split an array into its messages. Return anything else as it is.
 
-
-def _count_objects(data: bytes) -> int:
-    """Count the objects in an array without decoding them. Raises DecodeError if an element is not an object."""
-    return len(msgspec.json.decode(data, type=list[_Object]))
+    Raises InvalidRequest if there are too many messages, because other tasks cannot run while they are handled.
+    """
+    if data.lstrip()[:1] != b"[":
+        return (data,)
+    check_bounds(data, bounds)
+    try:
+        parts = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return (data,)  # `decode` raises the error
+    if len(parts) > _MOST_MESSAGES:
+        raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
+    return [bytes(part) for part in parts]
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
@@ -432,93 +422,52 @@ def is_nameless(frame: Frame) -> bool:
     return frame.reply_id is None and frame.error is not UNSET
 
 
-class _Coded(msgspec.Struct):
-    """The error object of JSON-RPC, which has a code.
-
-    The code is required because a program's log line may also have a member `error`.
-    """
+class _ErrorCode(msgspec.Struct):
+    """The part of a JSON-RPC error that tells it from a member `error` in a line of a program's log."""
 
     code: int
 
 
-class _Nameless(msgspec.Struct):
-    """An error response without an id, or with a null id, because the peer could not read the request."""
+class _ErrorAnswer(msgspec.Struct):
+    """An error response. The id is null or absent if the peer could not read the request."""
 
     error: msgspec.Raw
-    id: None = None
+    id: RequestId | None = None
 
 
 def error_in(data: bytes) -> Frame | None:
     """Return the error response, with or without an id, that is in a body or line, or None if there is none."""
     try:
-        frame = decode(data)
-        return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
-    except ProtocolError:
-        pass
-    try:
-        error = msgspec.json.decode(data, type=_Nameless).error
-        msgspec.json.decode(error, type=_Coded)
-    except (msgspec.DecodeError, RecursionError):
+        check_bounds(data)
+        answer = msgspec.json.decode(data, type=_ErrorAnswer)
+        msgspec.json.decode(answer.error, type=_ErrorCode)
+    except (ProtocolError, msgspec.DecodeError, RecursionError):
         return None
-    return Frame("2.0", error=error)
+    return Frame("2.0", id=UNSET if answer.id is None else answer.id, error=answer.error)
 
 
-class _MessageParts(msgspec.Struct):
-    """The members of a message by which an answer is recognised, with any values."""
+class _InvalidAnswer(msgspec.Struct):
+    """The members by which an invalid message is recognised as an answer."""
 
+    id: RequestId | float
     jsonrpc: msgspec.Raw | UnsetType = UNSET
-    id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
 
 
-# If an answer is not valid JSON, these patterns recognise it by its beginning and its end.
-_WINDOW = 512  # bytes that are searched at each end
-_NULL = msgspec.Raw(b"null")
-_VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
-_ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
-_BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s*:' % (_VERSION, _ID))
-_END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, _ID, _VERSION))
+def answered_id(data: bytes) -> RequestId | None:
+    """Return the id of the request that an invalid message was meant to answer, or None if it is not known.
 
-
-def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
-    """Return whether unreadable data was meant as an answer, and the request id in it, or None if there is none.
-
-    >>> recover_request_id(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
-    (True, 7)
-    >>> recover_request_id(b'{"level": "error", "error": "no such file"}')
-    (False, None)
+    >>> answered_id(b'{"id": 7, "result": {}}'), answered_id(b'{"id": 7, "level": "info"}'), answered_id(b"Hello")
+    (7, None, None)
     """
     try:
-        parts = msgspec.json.decode(data, type=_MessageParts)
+        found = msgspec.json.decode(data, type=_InvalidAnswer)
     except (msgspec.DecodeError, RecursionError):
-        return _by_its_ends(data)
-    if parts.method is not UNSET or parts.id is UNSET or parts.id == _NULL:
-        return False, None
-    named = _id_in(parts.id)
-    has_outcome = parts.result is not UNSET or parts.error is not UNSET
-    if parts.jsonrpc is UNSET:  # a line of a log may have an id or an error, but rarely both
-        return has_outcome and named is not None, named
-    return True, named
-
-
-def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """Return the decoded request id, or None if it is not a valid id, or too long to be an id of this client."""
-    value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
-    return as_sent(value) if type(value) in (int, str) else None
-
-
-def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
-    beginning = _BEGINNING.match(data[:_WINDOW])
-    if beginning is None:
-        return False, None
-    end = _END.search(data[-_WINDOW:])
-    found = beginning[1] or (None if end is None else end[1])
-    try:
-        return (False, None) if found is None else (True, as_sent(msgspec.json.decode(found)))
-    except msgspec.DecodeError:
-        return False, None
+        return None
+    is_log_line = found.jsonrpc is UNSET and found.result is UNSET and found.error is UNSET
+    return None if is_log_line or found.method is not UNSET else as_sent(found.id)
 
 
 _TURN = 128  # messages that are sent before other tasks of the event loop may run

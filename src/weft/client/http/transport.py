@@ -25,17 +25,17 @@ from weft.client.connection.transport import (
     Lost,
     Receive,
     Refused,
+    answered_id,
     as_sent,
     bounds_of,
+    decode_messages,
     is_nameless,
     pieces,
-    recover_request_id,
-    split_messages,
     wire_log,
 )
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
-from weft.jsonrpc import Frame, decode
+from weft.jsonrpc import Frame
 from weft.limits import ClientLimits
 from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol import sse
@@ -198,20 +198,16 @@ class HttpTransport:
         Raises InvalidAnswer if a message cannot be read. If `faults` is given (on a stream), that error is raised only
         if the message was meant as the answer. Otherwise the error is logged and stored in `faults`.
         """
-        if wire_log.isEnabledFor(logging.DEBUG):
-            wire_log.debug("< %s", masked_body(data))
+
+        def unreadable(part: bytes, error: ProtocolError) -> None:
+            fault = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
+            if faults is None or answered_id(part) == request_id is not None:
+                raise fault from None
+            self._seldom.warning("%s", fault)
+            faults[:] = [fault]
+
         answer: Frame | None = None
-        try:
-            parts = split_messages(data, self._bounds)
-        except ProtocolError as error:
-            self._unreadable(data, error, request_id, faults)
-            return None
-        for part in parts:
-            try:
-                frame = decode(part, self._bounds)
-            except ProtocolError as error:
-                self._unreadable(part, error, request_id, faults)
-                continue
+        for frame in decode_messages(data, self._bounds, unreadable):
             if not frame.is_response:
                 self._receive(frame, request_id)
             elif request_id is not None and (
@@ -221,16 +217,6 @@ class HttpTransport:
             else:
                 self._seldom.warning("%s answered a request that does not wait for it.", self.where)
         return answer
-
-    def _unreadable(
-        self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
-    ) -> None:
-        fault = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
-        is_answer, named = recover_request_id(part)
-        if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
-            raise fault from None
-        self._seldom.warning("%s", fault)
-        faults[:] = [fault]
 
     # --- streams
 

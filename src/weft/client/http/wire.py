@@ -183,7 +183,7 @@ class _Connector(aiohttp.TCPConnector):
                 return connection
             if protocol not in self._used:
                 self._used.add(protocol)
-                transport = getattr(protocol, "transport", None)
+                transport: Any = getattr(protocol, "transport", None)
                 if hasattr(transport, "max_size"):  # not with TLS or uvloop
                     transport.max_size = _READ_BYTES
                 return connection
