@@ -11,9 +11,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from weft.client.callbacks import TURN_SECONDS, StreamWatchdog
-from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused, pieces
-from weft.client.http.transport import AuthorizedWire
+from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused
+from weft.client.http.transport import AuthorizedWire, fallen_silent, read_events
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
@@ -105,30 +104,22 @@ class SseTransport(PipeTransport):
         return target
 
     async def _read(self, reply: HttpResponse, named: asyncio.Future[str]) -> None:
+        def handle(event: sse.Event) -> None:
+            if event.event == "endpoint" and not named.done():
+                named.set_result(event.data)
+            elif event.event == "message" and event.data:
+                self.incoming(event.data.encode())
+
         events = sse.Decoder(max_event_bytes=self.limits.event_bytes)
         failure = ConnectionFailed(f"{self.where} ended its stream.")
-        now = asyncio.get_running_loop().time
-        pulse = StreamWatchdog(self.limits.silence_seconds, now())
         try:
-            async with asyncio.timeout(None) as silence:
-                async for chunk in reply.chunks():
-                    began = now()
-                    for piece in pieces(chunk):
-                        for event in events.feed(piece):
-                            if event.event == "endpoint" and not named.done():
-                                named.set_result(event.data)
-                            elif event.event == "message" and event.data:
-                                self.incoming(event.data.encode())
-                        if now() - began > TURN_SECONDS:
-                            await asyncio.sleep(0)
-                            began = now()
-                    silence.reschedule(pulse.received(chunk, now()))
+            await read_events(reply, events, self.limits, self.where, handle)
         except ConnectionFailed as error:
             failure = error
         except TimeoutError:
-            failure = ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.")
-        except (ValueError, InvalidAnswer) as error:
-            failure = ConnectionFailed(f"{self.where} sent something that is not an event stream: {error}")
+            failure = fallen_silent(self.where)
+        except InvalidAnswer as error:
+            failure = ConnectionFailed(str(error))
         finally:
             reply.done()
             if not named.done():
