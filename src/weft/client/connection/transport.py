@@ -18,12 +18,13 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ProtocolError, WeftError
+from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ProtocolError, RemoteError, WeftError
 from weft.jsonrpc import Frame, check_bounds, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits, Limits
 from weft.net.logs import Seldom, masked_body
@@ -55,7 +56,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 class Refused(WeftError):
-    """An HTTP response whose status is not a success. `frame` is the JSON-RPC error in its body, or None."""
+    """An HTTP response whose status is not a success. `error` is the JSON-RPC error in its body, or None."""
 
     def __init__(self, where: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"{where} answered with the HTTP status {status}.")
@@ -63,7 +64,7 @@ class Refused(WeftError):
         self.status = status
         self.headers = headers
         self.body = body
-        self.frame = error_in(body)
+        self.error = read_invalid(body)[1]
         self.was_seen = False  # True if the server had accepted the request, and refused something after it
         self.what = ""  # what the server refused after it had accepted the request
 
@@ -168,7 +169,7 @@ class PipeTransport:
         self.where = where
         self.limits = limits
         self._bounds = bounds_of(limits)
-        self._waiting: dict[Any, _Waiting] = {}  # requests that are not answered yet
+        self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
         self._receive: Receive = _ignore
         self._tell_lost: Lost = _ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
@@ -201,10 +202,10 @@ class PipeTransport:
         if not self._open:
             return
         for frame in decode_messages(data, self._bounds, self._unreadable):
-            if frame.is_response:
-                self._settle(frame)
-            else:
+            if not frame.is_response:
                 self._receive(frame, None)
+            elif not self._settle(as_sent(frame.reply_id), Answer(frame), is_error=frame.error is not UNSET):
+                log.debug("%s answered a request that does not wait for it.", self.where)
 
     def lost(self, failure: ConnectionFailed) -> None:
         """Mark the connection as lost. All pending requests raise `failure`."""
@@ -306,26 +307,24 @@ class PipeTransport:
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
         """Handle data that is not a valid message. If it was meant as an answer, the request waiting for it fails."""
-        if (frame := error_in(data)) is not None:
-            self._settle(frame)
-            return
-        waiting = self._waiting.get(answered_id(data))
-        if waiting is None or waiting.outcome is not None:
+        request_id, remote = read_invalid(data)
+        failure = remote or InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}")
+        if not self._settle(request_id, failure, is_error=remote is not None):
             self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
-        else:
-            self._has_answered = True
-            waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
-    def _settle(self, frame: Frame) -> None:
-        """Give an answer to the request that waits for it. Drop the answer if there is no such request."""
-        waiting = self._waiting.get(as_sent(frame.id))
-        if is_nameless(frame) and len(self._waiting) == 1:  # it must belong to the only pending request
+    def _settle(self, request_id: RequestId | None, outcome: Answer | WeftError, *, is_error: bool) -> bool:
+        """Give an outcome to the request that waits for it. Return False if there is no such request.
+
+        An error without an id belongs to the pending request, if there is only one.
+        """
+        waiting = None if request_id is None else self._waiting.get(request_id)
+        if request_id is None and is_error and len(self._waiting) == 1:
             waiting = next(iter(self._waiting.values()))
         if waiting is None or waiting.outcome is not None:
-            log.debug("%s answered a request that does not wait for it.", self.where)
-        else:
-            self._has_answered = True
-            waiting.settle(Answer(frame))
+            return False
+        self._has_answered = True
+        waiting.settle(outcome)
+        return True
 
 
 class _Waiting:
@@ -422,52 +421,55 @@ def is_nameless(frame: Frame) -> bool:
     return frame.reply_id is None and frame.error is not UNSET
 
 
-class _ErrorCode(msgspec.Struct):
-    """The part of a JSON-RPC error that tells it from a member `error` in a line of a program's log."""
-
+class _ServerError(msgspec.Struct):
     code: int
+    message: str = "no message"
+    data: Any = None
 
 
-class _ErrorAnswer(msgspec.Struct):
-    """An error response. The id is null or absent if the peer could not read the request."""
-
-    error: msgspec.Raw
-    id: RequestId | None = None
+_read_error = msgspec.json.Decoder(_ServerError).decode
 
 
-def error_in(data: bytes) -> Frame | None:
-    """Return the error response, with or without an id, that is in a body or line, or None if there is none."""
+def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
+    """Return the error in the member `error` of a response. Raises InvalidAnswer if that cannot be read."""
     try:
-        check_bounds(data)
-        answer = msgspec.json.decode(data, type=_ErrorAnswer)
-        msgspec.json.decode(answer.error, type=_ErrorCode)
-    except (ProtocolError, msgspec.DecodeError, RecursionError):
-        return None
-    return Frame("2.0", id=UNSET if answer.id is None else answer.id, error=answer.error)
+        error = _read_error(b"" if raw is UNSET else raw)
+    except msgspec.DecodeError:
+        raise InvalidAnswer("The server answered with an error that cannot be read.") from None
+    return RemoteError(error.code, error.message, error.data)
 
 
-class _InvalidAnswer(msgspec.Struct):
-    """The members by which an invalid message is recognised as an answer."""
+class _Members(msgspec.Struct):
+    """The members of a message that may be invalid."""
 
-    id: RequestId | float
+    id: RequestId | float | None = None
     jsonrpc: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
 
 
-def answered_id(data: bytes) -> RequestId | None:
-    """Return the id of the request that an invalid message was meant to answer, or None if it is not known.
+def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
+    """Return the request id and the error of an answer that need not be a valid message. Each is None if unknown.
 
-    >>> answered_id(b'{"id": 7, "result": {}}'), answered_id(b'{"id": 7, "level": "info"}'), answered_id(b"Hello")
-    (7, None, None)
+    Both are None if the data is not an answer, for example a line of a program's log.
+
+    >>> read_invalid(b'{"id": 7, "result": {}}'), read_invalid(b'{"id": 7, "level": "info"}'), read_invalid(b"Hello")
+    ((7, None), (None, None), (None, None))
     """
     try:
-        found = msgspec.json.decode(data, type=_InvalidAnswer)
+        found = msgspec.json.decode(data, type=_Members)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    is_log_line = found.jsonrpc is UNSET and found.result is UNSET and found.error is UNSET
-    return None if is_log_line or found.method is not UNSET else as_sent(found.id)
+        return None, None
+    has_outcome = found.result is not UNSET or found.error is not UNSET
+    if found.method is not UNSET or (found.jsonrpc is UNSET and not has_outcome):
+        return None, None
+    error = None
+    if found.error is not UNSET:
+        with suppress(ProtocolError, InvalidAnswer):
+            check_bounds(bytes(found.error))
+            error = remote_error(found.error)
+    return as_sent(found.id), error
 
 
 _TURN = 128  # messages that are sent before other tasks of the event loop may run

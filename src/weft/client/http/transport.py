@@ -25,12 +25,12 @@ from weft.client.connection.transport import (
     Lost,
     Receive,
     Refused,
-    answered_id,
     as_sent,
     bounds_of,
     decode_messages,
     is_nameless,
     pieces,
+    read_invalid,
     wire_log,
 )
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
@@ -189,7 +189,7 @@ class HttpTransport:
 
         def unreadable(part: bytes, error: ProtocolError) -> None:
             failure = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
-            if failures is None or (request_id is not None and answered_id(part) == request_id):
+            if failures is None or (request_id is not None and read_invalid(part)[0] == request_id):
                 raise failure from None
             self._seldom.warning("%s", failure)
             failures[:] = [failure]
