@@ -515,7 +515,7 @@ async def test_a_login_may_be_wanted_later_too(challenge: dict[str, str], body: 
 async def test_a_login_that_the_stream_of_the_first_revision_wants() -> None:
     server = Server(answering(405), answering(405), answering(401))
     async with http_server(server) as url:
-        with pytest.raises(AuthorizationFailed, match="give one by `auth=`"):
+        with pytest.raises(AuthorizationFailed, match="give `auth=`"):
             await Client(url, limits=QUICK).connect()
     assert server.asked == ["server/discover", "initialize", "GET"]
 

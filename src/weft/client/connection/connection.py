@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from weft.client.argument_checks import check_timeout, write_json
 from weft.client.callbacks import CallbackQueue, Clock, Clocks, pause
-from weft.client.connection.transport import NO_HEADERS, Answer, Refused, Transport, remote_error
+from weft.client.connection.transport import NO_HEADERS, Answer, Refused, Transport, ignore, remote_error
 from weft.eras.base import ClientEra
 from weft.errors import (
     ConnectionFailed,
@@ -88,9 +88,9 @@ class ClientConnection:
         self.generation = 0  # number of successful negotiations so far
         self.settling: asyncio.Event | None = None  # exists during a negotiation, and is set when that ends
         self.log_level: LogLevel | None = None  # the log level that the program wants
-        self.on_notification: Callable[[str, bytes, RequestId | None], None] = _ignore  # method, params, request id
-        self.on_stream_reopened: Callable[[], None] = _ignore  # called when the standalone stream is open again
-        self.on_silence: Callable[[ConnectionFailed], None] = _ignore  # called when no changes can arrive for now
+        self.on_notification: Callable[[str, bytes, RequestId | None], None] = ignore  # method, params, request id
+        self.on_stream_reopened: Callable[[], None] = ignore  # called when the standalone stream is open again
+        self.on_silence: Callable[[ConnectionFailed], None] = ignore  # called when no changes can arrive for now
         self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # negotiates again
         self._handlers = handlers
         self._ids = itertools.count(1)
@@ -593,10 +593,6 @@ def _params(frame: Frame) -> bytes:
 
 async def _not_renewed(generation: int) -> None:
     """Do nothing. Used until the owner of the connection sets `on_over`."""
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing. Used until the owner of the connection sets its callbacks."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")

@@ -169,9 +169,10 @@ class PipeTransport:
         self.where = where
         self.limits = limits
         self._bounds = bounds_of(limits)
-        self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
-        self._receive: Receive = _ignore
-        self._tell_lost: Lost = _ignore
+        # Requests that are not answered yet. The result of the future is the answer, or the error to raise.
+        self._waiting: dict[RequestId, asyncio.Future[Answer | WeftError]] = {}
+        self._receive: Receive = ignore
+        self._tell_lost: Lost = ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
         self._open = False
         self._stopping: asyncio.Task[None] | None = None  # runs, or has run, the latest `stop`
@@ -233,22 +234,20 @@ class PipeTransport:
         """Send a request and wait for its answer."""
         if self._failure is not None:
             raise self._gone()
-        waiting = self._waiting[request_id] = _Waiting()
+        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             if (writing := self._out(message)) is not None:
                 await writing
-            while waiting.outcome is None:
-                waiting.woken = asyncio.get_running_loop().create_future()
-                await waiting.woken
+            outcome = await waiting
         finally:
             self._waiting.pop(request_id, None)
-            waiting.woken = None  # a cancelled future would keep its exception alive, and that this frame
-        if isinstance(waiting.outcome, Answer):
-            return waiting.outcome
+            del waiting  # breaks the reference cycle of a cancelled future, its exception and this frame
+        if isinstance(outcome, Answer):
+            return outcome
         try:
-            raise waiting.outcome
+            raise outcome
         finally:
-            del waiting  # breaks the reference cycle between the exception and this frame
+            del outcome  # breaks the reference cycle between the exception and this frame
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""
@@ -298,8 +297,8 @@ class PipeTransport:
         if self._failure is None:
             self._failure = failure
         for waiting in self._waiting.values():
-            if waiting.outcome is None:
-                waiting.settle(self._gone())
+            if not waiting.done():
+                waiting.set_result(self._gone())
 
     def _gone(self) -> ConnectionFailed:
         """Return a new exception with the message of the failure, because each task must raise its own exception."""
@@ -320,34 +319,15 @@ class PipeTransport:
         waiting = None if request_id is None else self._waiting.get(request_id)
         if request_id is None and is_error and len(self._waiting) == 1:
             waiting = next(iter(self._waiting.values()))
-        if waiting is None or waiting.outcome is not None:
+        if waiting is None or waiting.done():
             return False
         self._has_answered = True
-        waiting.settle(outcome)
+        waiting.set_result(outcome)
         return True
 
 
-class _Waiting:
-    """A request that is not answered yet.
-
-    `woken` is the future that the requesting task waits for. It is None while `write` runs. A server in this process
-    may answer during that time. Then the task need not wait.
-    """
-
-    __slots__ = ("outcome", "woken")
-
-    def __init__(self) -> None:
-        self.outcome: Answer | WeftError | None = None
-        self.woken: asyncio.Future[None] | None = None
-
-    def settle(self, outcome: Answer | WeftError) -> None:
-        self.outcome = outcome
-        if self.woken is not None and not self.woken.done():
-            self.woken.set_result(None)
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing. Used until `open` sets the callbacks."""
+def ignore(*_: Any) -> None:
+    """Do nothing. This is the callback until another one is set."""
 
 
 _MOST_MESSAGES = 1000  # messages in one array (a JSON-RPC batch)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from weft.client.connection.negotiate import explained
 from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused
-from weft.client.http.transport import AuthorizedWire, fallen_silent, read_events
+from weft.client.http.transport import AuthorizedWire, fallen_silent, read_events, read_refusal
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
-from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
+from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
 
@@ -61,27 +62,25 @@ class SseTransport(PipeTransport):
             self._opening = None
 
     async def _find_endpoint(self) -> str:
-        """Open the stream, and return the URL for the POSTs, which its first event names."""
+        """Open the stream, and return the URL for the POSTs, which its first event names.
+
+        Raises ConnectionFailed if the URL has another origin than the stream.
+        """
         sent = {"Accept": "text/event-stream", **self._headers}
         try:
             reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
-        except Refused as refused:  # raised only with `auth`
-            raise self._unauthorized(refused.status) from None
-        if reply.status == 401:
-            raise self._unauthorized(401)
+            if reply.status == 401:
+                raise await read_refusal(reply, self.where, self.limits.connect_seconds)
+        except Refused as refused:
+            raise explained(refused) from None
         if not is_event_stream(reply):
             raise ConnectionFailed(f"HTTP {reply.status} without a stream of events")
         named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(reply, named))
-        return self._checked(await named)
-
-    def _unauthorized(self, status: int) -> ConnectionFailed | AuthorizationFailed:
-        if status != 401:
-            return ConnectionFailed(f"HTTP {status}; check the token and its scopes")
-        return AuthorizationFailed(
-            f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give one by "
-            "`auth=`."
-        )
+        target, is_within = resolved(self._url, await named)
+        if not is_within:
+            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
+        return target
 
     @contextmanager
     def _holding(self) -> Generator[None]:
@@ -95,13 +94,6 @@ class SseTransport(PipeTransport):
         finally:
             if clock is not None:
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
-
-    def _checked(self, named: str) -> str:
-        """Return the absolute URL for the POSTs. Raises ConnectionFailed if it has another origin than the stream."""
-        target, is_within = resolved(self._url, named)
-        if not is_within:
-            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
-        return target
 
     async def _read(self, reply: HttpResponse, named: asyncio.Future[str]) -> None:
         def handle(event: sse.Event) -> None:

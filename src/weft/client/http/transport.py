@@ -28,6 +28,7 @@ from weft.client.connection.transport import (
     as_sent,
     bounds_of,
     decode_messages,
+    ignore,
     is_nameless,
     pieces,
     read_invalid,
@@ -75,7 +76,7 @@ class HttpTransport:
         self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
         self._posted = {**_POST, **headers}  # headers of every POST
         self._gotten = {**_GET, **headers}  # headers of every GET and DELETE
-        self._receive: Receive = _ignore
+        self._receive: Receive = ignore
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     async def open(self, receive: Receive, lost: Lost) -> None:
@@ -336,10 +337,6 @@ class HttpTransport:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
         # The server, or a proxy before it, may be restarting.
         return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
-
-
-def _ignore(frame: Frame, request_id: RequestId | None) -> None:
-    """Do nothing. Used until `open` sets the callback."""
 
 
 async def read_events(
