@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,14 +14,11 @@ from multidict import CIMultiDict
 from weft.client.http.wire import HttpResponse
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
+from weft.net.asgi import Message, Receive, Scope, Send
 
 log = logging.getLogger("weft.client")
 
-_Message = MutableMapping[str, Any]
-AsgiApp = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
-    Awaitable[None],
-]
+_App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _MOST_WAITING = 16  # pieces of a body that wait for the reader
 
@@ -35,7 +32,7 @@ class _AsgiReply:
         self.task: asyncio.Task[None] | None = None
         self.started = asyncio.Event()  # set when the head has arrived, or the application has ended without one
         self._where = where
-        self._request: _Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
+        self._request: Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
         self._gone = asyncio.Event()  # set when the reader has disconnected
         self._pieces: deque[bytes] = deque()
         self._arrived = asyncio.Event()  # set when there is something to read, or the response has ended
@@ -44,7 +41,7 @@ class _AsgiReply:
         self._is_complete = False  # the whole body has arrived
         self._is_over = False  # the body is complete, or the application has ended
 
-    async def receive(self) -> _Message:
+    async def receive(self) -> Message:
         """Return the request. On the next call, wait until the reader disconnects, and return a disconnect message."""
         request, self._request = self._request, None
         if request is not None:
@@ -52,7 +49,7 @@ class _AsgiReply:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: _Message) -> None:
+    async def send(self, message: Message) -> None:
         """Store a message of the application for the reader. If too many pieces are unread, wait for the reader."""
         if self._gone.is_set():
             return
@@ -114,7 +111,7 @@ class _AsgiReply:
 class AsgiWire:
     """HTTP exchanges with an application in this process, each in a separate task. Runs the application's lifespan."""
 
-    def __init__(self, app: AsgiApp, limits: ClientLimits) -> None:
+    def __init__(self, app: _App, limits: ClientLimits) -> None:
         self._app = app
         self._limits = limits
         self._replies: set[_AsgiReply] = set()  # responses that have not ended
@@ -140,15 +137,15 @@ class AsgiWire:
             raise ConnectionFailed(f"The application could not start: {failure}; look into its startup.")
 
     async def _live(self, started: asyncio.Future[str | None]) -> None:
-        messages: list[_Message] = [{"type": "lifespan.startup"}]
+        messages: list[Message] = [{"type": "lifespan.startup"}]
 
-        async def receive() -> _Message:
+        async def receive() -> Message:
             if messages:
                 return messages.pop()
             await self._closing.wait()
             return {"type": "lifespan.shutdown"}
 
-        async def send(message: _Message) -> None:
+        async def send(message: Message) -> None:
             if not started.done() and message["type"].startswith("lifespan.startup"):
                 failed = message["type"].endswith("failed")
                 started.set_result((message.get("message") or "it did not say why") if failed else None)
@@ -186,7 +183,7 @@ class AsgiWire:
             raise ConnectionFailed(f"The application at {url} ended without a response; look into its log.")
         return reply
 
-    async def _call(self, scope: _Message, reply: _AsgiReply) -> None:
+    async def _call(self, scope: Message, reply: _AsgiReply) -> None:
         await self._app(scope, reply.receive, reply.send)
 
     def renew(self) -> None:
