@@ -15,7 +15,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +43,7 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
+_NOT_LOGGED = nullcontext()
 _STREAM_SECONDS = 0.25  # how long the first request waits for the standalone stream to open
 _STREAM_ATTEMPT = 7  # a lost standalone stream is tried again after `pause(7)`, about half a minute
 
@@ -197,7 +198,7 @@ class ClientConnection:
         """Return an id that no request of this connection had before."""
         return next(self._ids)
 
-    def roundtrip(
+    async def roundtrip(
         self,
         method: str,
         params: Mapping[str, Any],
@@ -206,7 +207,7 @@ class ClientConnection:
         seconds: float | None = None,
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
-    ) -> Coroutine[Any, Any, Answer]:
+    ) -> Answer:
         """Send a request and return its answer.
 
         `seconds` is how long the request may take without progress (None: the default of the limits). With
@@ -215,62 +216,50 @@ class ClientConnection:
         Raises RemoteError if the answer is an error, Refused if the HTTP status is not a success, RequestTimeout if no
         answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
         """
-        work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
-        return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
+        with self._logged(method, params) if log.isEnabledFor(logging.INFO) else _NOT_LOGGED:
+            self._check_open()
+            limits = self.limits
+            request_id = next(self._ids)
+            queue = None
+            if progress is not None:  # the id is unique among active requests, so it can be the progress token
+                queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
+                params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+            if seconds is not None:
+                check_timeout(seconds)
+            wait = limits.request_seconds if seconds is None else seconds
+            clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
+            try:
+                return _checked(await self._request(request_id, method, params, headers))
+            except asyncio.CancelledError:
+                self._clocks.stop(request_id)
+                is_late = clock.has_run_out()
+                if not is_greeting:  # a handshake is never cancelled
+                    self.give_up(request_id, "timeout" if is_late else "cancelled")
+                if queue is not None:
+                    await queue.stop()
+                if not is_late:
+                    raise
+                if clock.failure is not None:
+                    raise clock.failure from None
+                raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
+            finally:
+                self._clocks.stop(request_id)
+                del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
+                if queue is not None:
+                    await queue.drain(limits.close_seconds)
 
-    async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Run `work`, which sends a request, and log one line when the request has succeeded or failed."""
+    @contextmanager
+    def _logged(self, method: str, params: Mapping[str, Any]) -> Generator[None]:
+        """Log one line when a request has succeeded or failed."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
-            return await work
+            yield
         except BaseException as error:
             outcome = _outcome(error)
             raise
         finally:
             log.info("%s", call_line(method, _named(params), era, outcome, self._clocks.now() - began))
-
-    async def _roundtrip(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        headers: Mapping[str, str],
-        seconds: float | None,
-        progress: ProgressCallback | None,
-        *,
-        is_greeting: bool,
-    ) -> Answer:
-        if self._is_closed:
-            self._check_open()
-        limits = self.limits
-        request_id = next(self._ids)
-        queue = None
-        if progress is not None:  # the id is unique among active requests, so it can be the progress token
-            queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
-        if seconds is not None:
-            check_timeout(seconds)
-        wait = limits.request_seconds if seconds is None else seconds
-        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
-        try:
-            return _checked(await self._request(request_id, method, params, headers))
-        except asyncio.CancelledError:
-            self._clocks.stop(request_id)
-            is_late = clock.has_run_out()
-            if not is_greeting:  # a handshake is never cancelled
-                self.give_up(request_id, "timeout" if is_late else "cancelled")
-            if queue is not None:
-                await queue.stop()
-            if not is_late:
-                raise
-            if clock.failure is not None:
-                raise clock.failure from None
-            raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
-        finally:
-            self._clocks.stop(request_id)
-            del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
-            if queue is not None:
-                await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """Send a request that stays open (`subscriptions/listen`), and wait for its answer without a deadline.
