@@ -388,10 +388,8 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
 
 def _describe_exit(returncode: int | None) -> str:
     if returncode is not None and returncode < 0:
-        try:
-            return f"was ended by {signal.Signals(-returncode).name}"
-        except ValueError:
-            return f"was ended by the signal {-returncode}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-returncode, f'the signal {-returncode}')}"
     return f"ended with the exit code {returncode}"
 
 

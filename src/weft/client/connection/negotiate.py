@@ -327,14 +327,11 @@ class Negotiator:
         except (ConnectionFailed, InvalidAnswer) as error:
             self._tried.append(("GET, as the first revision has it", str(error)))
             raise self._failure(None) from None
-        last: _Refusal | None = None
-        for era in self._eras:
-            if era.keeps_stream:
-                greeted = await self._greet(era, may_be_silent=False)
-                if isinstance(greeted, ServerHello):
-                    return greeted
-                last = greeted
-        raise self._failure(last)
+        era = next(era for era in self._eras if era.keeps_stream)  # the session era
+        greeted = await self._greet(era, may_be_silent=False)
+        if isinstance(greeted, ServerHello):
+            return greeted
+        raise self._failure(greeted)
 
     def _failure(self, last: _Refusal | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
@@ -343,26 +340,22 @@ class Negotiator:
         for method, outcome in self._tried:
             by_outcome.setdefault(outcome.rstrip(". "), []).append(method)
         tried = "; ".join(f"{' and '.join(methods)}: {outcome}" for outcome, methods in by_outcome.items())
+        where, status = self._link.transport.where, None if last is None else last.status
+        check = "Check the address (its path is usually /mcp)"
         if self._link.transport.kind == "stdio":
             check = "Check the command (it must write nothing but messages to stdout)"
         elif any("path" in outcome for outcome in by_outcome):  # the server's answer already says what is wrong
             check = "Check the address"
-        else:
-            check = "Check the address (its path is usually /mcp)"
         remedy = f"{check}, and look into the server's log."
-        if last is not None and last.status is not None and last.status >= 500:
+        if last is not None and status is not None and status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
             if isinstance(last.error, RemoteError):  # an MCP server that reports its own failure
-                said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {last.status})"
-                return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
+                said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {status})"
+                return ConnectionFailed(f"{where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
-            remedy = (
-                f"Only the {self._eras[0].name} era was tried, because of `eras=` or `version=`. Leave that out to try "
-                f"the other era, too. {remedy}"
-            )
-        return ConnectionFailed(
-            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}"
-        )
+            only = f"Only the {self._eras[0].name} era was tried, because of `eras=` or `version=`."
+            remedy = f"{only} Leave that out to try the other era, too. {remedy}"
+        return ConnectionFailed(f"{where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}")
 
 
 def _busy(refused: Refused) -> _Refusal:

@@ -29,7 +29,6 @@ class _AsgiReply:
     def __init__(self, body: bytes | None, where: str) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self.task: asyncio.Task[None] | None = None
         self.started = asyncio.Event()  # set when the head has arrived, or the application has ended without one
         self._where = where
         self._request: Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
@@ -98,14 +97,12 @@ class _AsgiReply:
         if not self._is_complete:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
-    def finish(self) -> None:
-        """End the response as `done` does, because there is no connection to keep for later requests."""
-        self.done()
-
     def done(self) -> None:
         """Note that the reader has disconnected."""
         self._gone.set()
         self._room.set()
+
+    finish = done  # there is no connection to keep for later requests
 
 
 class AsgiWire:
@@ -114,7 +111,7 @@ class AsgiWire:
     def __init__(self, app: _App, limits: ClientLimits) -> None:
         self._app = app
         self._limits = limits
-        self._replies: set[_AsgiReply] = set()  # responses that have not ended
+        self._replies: dict[asyncio.Task[None], _AsgiReply] = {}  # responses that have not ended
         self._lifespan: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()  # set when the application should shut down
         self._open = False
@@ -169,11 +166,10 @@ class AsgiWire:
         if not self._open:
             raise ConnectionFailed(f"The connection to {url} was closed.")
         reply = _AsgiReply(body, url)
-        scope = _scope(method, url, headers, body)
-        reply.task = asyncio.create_task(self._call(scope, reply))
-        self._replies.add(reply)
-        reply.task.add_done_callback(reply.ended)
-        reply.task.add_done_callback(lambda _: self._replies.discard(reply))
+        task = asyncio.create_task(self._call(_scope(method, url, headers, body), reply))
+        self._replies[task] = reply
+        task.add_done_callback(reply.ended)
+        task.add_done_callback(self._replies.pop)
         try:
             await reply.started.wait()
         except BaseException:
@@ -192,13 +188,11 @@ class AsgiWire:
     async def close(self) -> None:
         """Disconnect all requests and shut the application down. Tasks that do not end in time are cancelled."""
         self._open = False
-        replies = list(self._replies)
-        for reply in replies:
+        tasks = [] if self._lifespan is None else [self._lifespan]
+        for task, reply in self._replies.items():
             reply.done()
+            tasks.append(task)
         self._closing.set()
-        tasks = [reply.task for reply in replies if reply.task is not None]
-        if self._lifespan is not None:
-            tasks.append(self._lifespan)
         seconds = self._limits.close_seconds
         try:
             if tasks:
