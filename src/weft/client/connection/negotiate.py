@@ -161,8 +161,10 @@ class Negotiator:
         self._tried, self._doubted = [], set()
         if (welcome := await self._greet_as_remembered()) is not None:
             return welcome
+        named = {era.name: era for era in self._eras}
         known = self._memory.recall(self._key)
-        queue = sorted(self._eras, key=lambda era: known is None or era.name != known[0])  # the remembered era first
+        remembered = None if known is None else named.pop(known[0], None)
+        queue = [*named.values()] if remembered is None else [remembered, *named.values()]
         refused: set[str] = set()
         silent: list[ClientEra] = []
         last: _Refusal | None = None
