@@ -17,6 +17,7 @@ import aiohttp
 import httptools
 import pytest
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from uvicorn import config as uvicorn_config
@@ -24,6 +25,7 @@ from uvicorn.logging import AccessFormatter
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
 import weft
+from support.wire import serve
 from weft import Server
 from weft.client.http import wire
 from weft.server.calls import execution as eager
@@ -112,6 +114,38 @@ async def test_without_them_a_client_on_a_pipe_is_served(monkeypatch: pytest.Mon
 
     async with weft.Client(server) as client:
         assert (await client.call_tool("add", {"a": 1, "b": 2})).structured == 3
+
+
+async def sizes_of_reads(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Call a tool over HTTP; return `max_size` of the transports of the client, None where there is none."""
+    transports: list[Any] = []
+    made = aiohttp.client_proto.ResponseHandler.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        transports.append(transport)
+        made(self, transport)
+
+    monkeypatch.setattr(aiohttp.client_proto.ResponseHandler, "connection_made", connection_made)
+    server = Server("s")
+
+    @server.tool
+    def double(n: int) -> int:
+        return 2 * n
+
+    with serve(server) as live:
+        async with weft.Client(f"http://127.0.0.1:{live.port}/mcp") as client:
+            assert (await client.call_tool("double", {"n": 2})).structured == 4
+    return [getattr(transport, "max_size", None) for transport in transports]
+
+
+async def test_asyncio_has_the_size_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "asyncio has no max_size any more: in some layouts of the heap the HTTP client is slower"
+    assert await sizes_of_reads(monkeypatch) == [wire._READ_BYTES], told
+
+
+def test_without_the_size_of_a_read_calls_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the transports of uvloop have no such size
+        assert runner.run(sizes_of_reads(monkeypatch)) == [None]
 
 
 # uvicorn: its protocol classes.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from support import serve
 from weft import Context, Server
 from weft.auth import ResourceServer, StaticTokens, TokenInfo
 from weft.cli import main
-from weft.client import stdio
 
 TOKEN = "token-of-ann"
 
@@ -139,27 +136,6 @@ def test_a_token_of_the_environment_is_not_for_commands(capsys, monkeypatch, tmp
     program.write_text("import os, sys; sys.exit(str(os.environ))")
     assert main(["list", "--stdio", f"{sys.executable} {program}"]) == 1
     assert TOKEN not in capsys.readouterr().err
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what is left in a pipe is known there")
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_server_that_dies_at_its_start_is_heard_once(is_late, capsys, monkeypatch, tmp_path) -> None:
-    program = tmp_path / "server.py"
-    program.write_text("import no_such_module_here")
-    write = stdio._Child.write
-
-    def write_late(child: Any, data: bytes) -> None:
-        """Write to a server that has ended, of which the loop knows nothing yet."""
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        write(child, data)
-
-    if is_late:
-        monkeypatch.setattr(stdio._Child, "write", write_late)
-    assert main(["call", "--stdio", f"{sys.executable} {program}", "any"]) == 1
-    told = capsys.readouterr().err
-    assert told.count("ModuleNotFoundError") == 1
-    assert "ended with the exit code 1." in told
 
 
 @pytest.mark.parametrize("name", ["todo.py", "my todo.py"])

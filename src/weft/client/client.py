@@ -300,9 +300,6 @@ class Client:
         self._negotiator = Negotiator(
             link,
             self._eras,
-            info=self._info,
-            capabilities=lambda: self._handlers.capabilities,
-            limits=self._limits,
             memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # a pinned era is not remembered
             key=dialled.key or "here",
             old_transport=dialled.old_transport,

@@ -16,10 +16,7 @@ import asyncio
 import errno
 import logging
 import os
-import select
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import time
@@ -57,8 +54,7 @@ def default_environment() -> dict[str, str]:
 
     A value that is a shell function (it begins with `()`) is left out.
     """
-    found = {name: os.environ[name] for name in _HARMLESS if name in os.environ}
-    return {name: value for name, value in found.items() if not value.startswith("()")}
+    return {name: value for name, value in os.environ.items() if name in _HARMLESS and not value.startswith("()")}
 
 
 class StdioTransport(PipeTransport):
@@ -78,7 +74,7 @@ class StdioTransport(PipeTransport):
     @property
     def pid(self) -> int | None:
         """The id of the process, or None if it is not running."""
-        return None if self._child is None or self._child.has_exited else self._child.pid
+        return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     @property
     def returncode(self) -> int | None:
@@ -89,11 +85,6 @@ class StdioTransport(PipeTransport):
     def stderr(self) -> str:
         """The last 64 KiB that the child wrote to stderr."""
         return "" if self._child is None else self._child.stderr.text
-
-    @property
-    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
-        """False if the child has ended before it read all messages that were sent to it, else True."""
-        return self._child is None or not self._child.left_unread
 
     async def start(self) -> None:
         """Start the child process. Raises ConnectionFailed if that fails."""
@@ -133,15 +124,8 @@ class StdioTransport(PipeTransport):
         if self._child is not None:
             await self._child.end(self.limits.close_seconds)
 
-    # --- methods that a child calls; calls by a child that was replaced are ignored
-
-    def receive(self, child: _Child, line: bytes) -> None:
-        """Handle a line that the child wrote to stdout."""
-        if child is self._child:
-            self.incoming(line)
-
     def ended(self, child: _Child, how: str) -> None:
-        """Fail all pending requests, because the child has ended."""
+        """Fail all pending requests, because the child has ended. Ignore a child that was replaced."""
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
             self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
@@ -160,10 +144,7 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """Return a sentence with the last lines of stderr, for an error message.
-
-        Returns "" if the program has a function `on_stderr`, because that function got the lines already.
-        """
+        """Return a sentence with the last lines, for an error message, or "" if `on_stderr` got the lines already."""
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
@@ -206,9 +187,6 @@ class _Child(asyncio.SubprocessProtocol):
         self.stderr = stderr
         self.pid = 0
         self.returncode: int | None = None
-        self.left_unread = False  # True if it has ended, and has not read all that was sent, or nothing was sent
-        self._was_sent = False  # whether anything was sent while the child had its stdin open
-        self._stdin: int | None = None  # a copy of the file descriptor of stdin, to check for unread data at the end
         self.takes_more = asyncio.Event()  # cleared while the child does not read
         self.takes_more.set()
         self._owner = owner
@@ -221,19 +199,11 @@ class _Child(asyncio.SubprocessProtocol):
         self._is_over = False  # the owner was notified of the end, or has called `end`
         self._end: asyncio.Task[None] | None = None  # runs `_ending`
 
-    @property
-    def has_exited(self) -> bool:
-        return self._exited.is_set()
-
     # --- callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
         self.pid = self._process.get_pid()
-        pipe = self._process.get_pipe_transport(0)
-        pipe = None if pipe is None or _IS_WINDOWS else pipe.get_extra_info("pipe")
-        with suppress(ValueError, OSError):  # if the child has ended already, its stdin may be closed
-            self._stdin = None if pipe is None else os.dup(pipe.fileno())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
@@ -255,7 +225,6 @@ class _Child(asyncio.SubprocessProtocol):
         self._end_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_stdin()
         self._disconnected.set()
 
     def pause_writing(self) -> None:
@@ -270,8 +239,6 @@ class _Child(asyncio.SubprocessProtocol):
         """Write to the child's stdin. If that is closed, do nothing: the pending requests will fail soon."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
-            # The child may have ended although the event loop has not noticed. Then nothing is sent.
-            self._was_sent = self._was_sent or self._stdin is None or _has_reader(self._stdin)
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _take(self, lines: list[Line]) -> None:
@@ -282,7 +249,7 @@ class _Child(asyncio.SubprocessProtocol):
                 self._too_long()
                 return
             if line and not line.isspace():
-                self._owner.receive(self, line)
+                self._owner.incoming(line)
             if time.monotonic() > until and number < len(lines):
                 self._read_on(later=True)
                 asyncio.get_running_loop().call_soon(self._take_rest, lines[number:])
@@ -317,16 +284,16 @@ class _Child(asyncio.SubprocessProtocol):
 
         Waits a short time before that, unless the process has exited and all its output was read.
         """
-        if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
+        has_exited = self.returncode is not None
+        if self._is_over or (not has_exited and {0, 1} <= self._open_pipes):
             return
-        if self.has_exited and not {1, 2} & self._open_pipes:
+        if has_exited and not {1, 2} & self._open_pipes:
             self._gone()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GRACE, self._gone)
 
     def _gone(self) -> None:
-        if self.has_exited:
-            self.left_unread = not self._was_sent or (self._stdin is not None and _has_unread(self._stdin))
+        if self.returncode is not None:
             _signal_group(self.pid, _KILL)  # processes that the child started and that still run
             self._over(f"{_describe_exit(self.returncode)}.")
         else:
@@ -337,14 +304,8 @@ class _Child(asyncio.SubprocessProtocol):
             self._set_over()
             self._owner.ended(self, how)
 
-    def _forget_stdin(self) -> None:
-        if self._stdin is not None:
-            os.close(self._stdin)
-            self._stdin = None
-
     def _set_over(self) -> None:
         self._is_over = True
-        self._forget_stdin()  # the child sees the end of its stdin only when all copies are closed
         self.takes_more.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -360,7 +321,7 @@ class _Child(asyncio.SubprocessProtocol):
         await asyncio.shield(self._end)
 
     async def _ending(self, seconds: float) -> None:
-        was_running = not self.has_exited
+        was_running = self.returncode is None
         self._set_over()
         try:
             stdin = self._process.get_pipe_transport(0)
@@ -396,27 +357,6 @@ _OWN_GROUP: Mapping[str, Any] = (
 )
 
 
-def _has_reader(stdin: int) -> bool:
-    """Return whether the other end of `stdin` (a pipe or a pair of sockets) is still open."""
-    poll = select.poll()
-    poll.register(stdin, 0)
-    return not poll.poll(0)  # poll always reports a hang-up or an error
-
-
-def _has_unread(stdin: int) -> bool:
-    """Return whether `stdin` (a pipe or a pair of sockets) has bytes that the child did not read. False if unknown."""
-    try:
-        if stat.S_ISSOCK(os.fstat(stdin).st_mode):
-            with socket.socket(fileno=os.dup(stdin)) as pair:  # a peer that closes with unread data causes a reset
-                return pair.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
-        import fcntl
-        import termios
-
-        return int.from_bytes(fcntl.ioctl(stdin, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
-    except (OSError, ImportError):
-        return False
-
-
 def _signal_group(group: int, number: int) -> bool:
     """Send the signal `number` to every process of a group. Return whether the group has any process."""
     if _IS_WINDOWS or not group:  # 0 would be the group of this process
@@ -448,41 +388,36 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
 
 def _describe_exit(returncode: int | None) -> str:
     if returncode is not None and returncode < 0:
-        try:
-            return f"was ended by {signal.Signals(-returncode).name}"
-        except ValueError:
-            return f"was ended by the signal {-returncode}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-returncode, f'the signal {-returncode}')}"
     return f"ended with the exit code {returncode}"
 
 
 def _why_not_started(command: tuple[str, ...], cwd: str | None, error: OSError | ValueError) -> str:
     program = command[0]
-    began = f"The server {program!r} cannot be started:"
     if cwd is not None and not Path(cwd).is_dir():
-        return f"{began} there is no folder {cwd!r} to start it in; correct cwd."
-    if isinstance(error, FileNotFoundError):
-        return f"{began} {_not_found(program)}"
-    if isinstance(error, PermissionError):
-        return f"{began} the file is not executable; {_by_interpreter(program) or f'run chmod +x {program}'}."
-    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-        return (
-            f"{began} the file is not a program; "
-            f"{_by_interpreter(program) or 'give it a first line such as #!/bin/sh'}."
-        )
-    return f"{began} {error}."
+        why = f"there is no folder {cwd!r} to start it in; correct cwd"
+    elif isinstance(error, FileNotFoundError):
+        why = _not_found(program)
+    elif isinstance(error, PermissionError):
+        why = f"the file is not executable; {_by_interpreter(program) or f'run chmod +x {program}'}"
+    elif isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        why = f"the file is not a program; {_by_interpreter(program) or 'give it a first line such as #!/bin/sh'}"
+    else:
+        why = str(error)
+    return f"The server {program!r} cannot be started: {why}."
 
 
 def _not_found(program: str) -> str:
-    if any(char.isspace() for char in program.strip()):
-        words = program.split()
-        return f"there is no such program; write the arguments separately: {words!r}."
+    if len(program.split()) > 1:
+        return f"there is no such program; write the arguments separately: {program.split()!r}"
     if interpreter := _by_interpreter(program):
-        return f"there is no such program; {interpreter}, with the path of the file."
+        return f"there is no such program; {interpreter}, with the path of the file"
     if os.sep in program:
-        return "there is no such file, or the interpreter that its first line names is missing; check the path."
+        return "there is no such file, or the interpreter that its first line names is missing; check the path"
     if program.endswith(".json"):
-        return f"it is not a program; weft.client.read_config({program!r}) returns the servers of a configuration."
-    return "there is no such program on the PATH; install it, or give its full path."
+        return f"it is not a program; weft.client.read_config({program!r}) returns the servers of a configuration"
+    return "there is no such program on the PATH; install it, or give its full path"
 
 
 def _by_interpreter(program: str) -> str | None:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from weft.client.argument_checks import check_timeout, write_json
 from weft.client.callbacks import CallbackQueue, Clock, Clocks, pause
-from weft.client.connection.transport import NO_HEADERS, Answer, Refused, Transport
+from weft.client.connection.transport import NO_HEADERS, Answer, Refused, Transport, ignore, remote_error
 from weft.eras.base import ClientEra
 from weft.errors import (
     ConnectionFailed,
@@ -43,6 +43,7 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
+_NOT_LOGGED = nullcontext()
 _STREAM_SECONDS = 0.25  # how long the first request waits for the standalone stream to open
 _STREAM_ATTEMPT = 7  # a lost standalone stream is tried again after `pause(7)`, about half a minute
 
@@ -60,37 +61,14 @@ class RequestHandlers(Protocol):
         ...
 
 
-class _ServerError(msgspec.Struct):
-    code: int
-    message: str = "no message"
-    data: Any = None
-
-
-_read_error = msgspec.json.Decoder(_ServerError).decode
-
 _read_progress = msgspec.json.Decoder(ProgressParams).decode
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
-def remote_error(frame: Frame) -> RemoteError:
-    """Return the error of a response. Raises InvalidAnswer if the response has no readable error."""
-    try:
-        error = _read_error(frame.error if isinstance(frame.error, msgspec.Raw) else b"")
-    except msgspec.DecodeError:
-        raise InvalidAnswer("The server answered with an error that cannot be read.") from None
-    return RemoteError(error.code, error.message, error.data)
-
-
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
     """Return the code and data of a JSON-RPC error, or (None, None) if a refusal contains no JSON-RPC error."""
-    if isinstance(error, Refused):
-        if error.frame is None:
-            return None, None
-        try:
-            error = remote_error(error.frame)
-        except InvalidAnswer:
-            return None, None
-    return error.code, error.data
+    found = error.error if isinstance(error, Refused) else error
+    return (None, None) if found is None else (found.code, found.data)
 
 
 class ClientConnection:
@@ -106,16 +84,16 @@ class ClientConnection:
     ) -> None:
         self.transport = transport
         self.era = era
+        self.info = info
+        self.limits = limits
         self.generation = 0  # number of successful negotiations so far
         self.settling: asyncio.Event | None = None  # exists during a negotiation, and is set when that ends
         self.log_level: LogLevel | None = None  # the log level that the program wants
-        self.on_notification: Callable[[str, bytes, RequestId | None], None] = _ignore  # method, params, request id
-        self.on_stream_reopened: Callable[[], None] = _ignore  # called when the standalone stream is open again
-        self.on_silence: Callable[[ConnectionFailed], None] = _ignore  # called when no changes can arrive for now
+        self.on_notification: Callable[[str, bytes, RequestId | None], None] = ignore  # method, params, request id
+        self.on_stream_reopened: Callable[[], None] = ignore  # called when the standalone stream is open again
+        self.on_silence: Callable[[ConnectionFailed], None] = ignore  # called when no changes can arrive for now
         self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # negotiates again
         self._handlers = handlers
-        self._info = info
-        self._limits = limits
         self._ids = itertools.count(1)
         self._clocks = Clocks()  # deadlines of the requests in flight
         self._tasks: set[asyncio.Task[Any]] = set()  # background tasks
@@ -172,7 +150,11 @@ class ClientConnection:
                 await self.transport.close()
             finally:
                 self._clocks.close()
-                await self._end_tasks()
+                others = self._tasks - {asyncio.current_task()}
+                for task in others:
+                    task.cancel()
+                if others and (await asyncio.wait(others, timeout=self.limits.close_seconds))[1]:
+                    log.warning("A function that answers %s goes on although it was cancelled.", self.transport.where)
 
     def check_loop(self) -> None:
         """Raise UsageError if the running event loop is not the one that opened the connection."""
@@ -181,15 +163,6 @@ class ClientConnection:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
-
-    async def _end_tasks(self) -> None:
-        others = self._tasks - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        if others:
-            _, late = await asyncio.wait(others, timeout=self._limits.close_seconds)
-            if late:
-                log.warning("A function that answers %s goes on although it was cancelled.", self.transport.where)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a background task, which is cancelled when the connection closes."""
@@ -213,7 +186,7 @@ class ClientConnection:
         The time is as long as all retries of a stream take together. The client has reconnected if the connection's
         generation is no longer `generation`.
         """
-        for attempt in range(self._limits.resumptions + 1):
+        for attempt in range(self.limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
                 return
@@ -225,7 +198,7 @@ class ClientConnection:
         """Return an id that no request of this connection had before."""
         return next(self._ids)
 
-    def roundtrip(
+    async def roundtrip(
         self,
         method: str,
         params: Mapping[str, Any],
@@ -234,7 +207,7 @@ class ClientConnection:
         seconds: float | None = None,
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
-    ) -> Coroutine[Any, Any, Answer]:
+    ) -> Answer:
         """Send a request and return its answer.
 
         `seconds` is how long the request may take without progress (None: the default of the limits). With
@@ -243,63 +216,50 @@ class ClientConnection:
         Raises RemoteError if the answer is an error, Refused if the HTTP status is not a success, RequestTimeout if no
         answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
         """
-        work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
-        return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
+        with self._logged(method, params) if log.isEnabledFor(logging.INFO) else _NOT_LOGGED:
+            self._check_open()
+            limits = self.limits
+            request_id = next(self._ids)
+            queue = None
+            if progress is not None:  # the id is unique among active requests, so it can be the progress token
+                queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
+                params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+            if seconds is not None:
+                check_timeout(seconds)
+            wait = limits.request_seconds if seconds is None else seconds
+            clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
+            try:
+                return _checked(await self._request(request_id, method, params, headers))
+            except asyncio.CancelledError:
+                self._clocks.stop(request_id)
+                is_late = clock.has_run_out()
+                if not is_greeting:  # a handshake is never cancelled
+                    self.give_up(request_id, "timeout" if is_late else "cancelled")
+                if queue is not None:
+                    await queue.stop()
+                if not is_late:
+                    raise
+                if clock.failure is not None:
+                    raise clock.failure from None
+                raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
+            finally:
+                self._clocks.stop(request_id)
+                del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
+                if queue is not None:
+                    await queue.drain(limits.close_seconds)
 
-    async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Run `work`, which sends a request, and log one line when the request has succeeded or failed."""
+    @contextmanager
+    def _logged(self, method: str, params: Mapping[str, Any]) -> Generator[None]:
+        """Log one line when a request has succeeded or failed."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
-            return await work
+            yield
         except BaseException as error:
             outcome = _outcome(error)
             raise
         finally:
             log.info("%s", call_line(method, _named(params), era, outcome, self._clocks.now() - began))
-
-    async def _roundtrip(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        headers: Mapping[str, str],
-        seconds: float | None,
-        progress: ProgressCallback | None,
-        *,
-        is_greeting: bool,
-    ) -> Answer:
-        if self._is_closed:
-            self._check_open()
-        limits = self._limits
-        request_id = next(self._ids)
-        queue = None
-        if progress is not None:  # the id is unique among active requests, so it can be the progress token
-            queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
-        if seconds is not None:
-            check_timeout(seconds)
-        wait = limits.request_seconds if seconds is None else seconds
-        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
-        try:
-            message, headers = self._write(request_id, method, params, headers)
-            return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
-        except asyncio.CancelledError:
-            self._clocks.stop(request_id)
-            is_late = clock.has_run_out()
-            if not is_greeting:  # a handshake is never cancelled
-                self.give_up(request_id, "timeout" if is_late else "cancelled")
-            if queue is not None:
-                await queue.stop()
-            if not is_late:
-                raise
-            if clock.failure is not None:
-                raise clock.failure from None
-            raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
-        finally:
-            self._clocks.stop(request_id)
-            del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
-            if queue is not None:
-                await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """Send a request that stays open (`subscriptions/listen`), and wait for its answer without a deadline.
@@ -310,26 +270,26 @@ class ClientConnection:
         if self.settling is not None:
             await self.settling.wait()
         self._check_open()
-        message, headers = self._write(request_id, method, params)
-        return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
+        return _checked(await self._request(request_id, method, params, NO_HEADERS))
 
-    def _write(
-        self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """Encode a request, and return its bytes and its headers."""
+    def _request(
+        self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Coroutine[Any, Any, Answer]:
+        """Encode a request. Return a coroutine that sends it and returns its answer."""
         era = self.era
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
         params = era.stamp(
-            method, traced(params), info=self._info, capabilities=self._handlers.capabilities, log_level=self.log_level
+            method, traced(params), info=self.info, capabilities=self._handlers.capabilities, log_level=self.log_level
         )
-        return write_json(method, params, encode_request, request_id, method, params), headers
+        message = write_json(method, params, encode_request, request_id, method, params)
+        return self.transport.request(message, request_id, headers, resumable=era.resumes)
 
     def _timed_out(self, request: str, clock: Clock, *, is_greeting: bool) -> str:
         """Return the error message for a request that was not answered in time."""
         began = f"{self.transport.where} did not answer {request}"
         if clock.is_at_its_end:
-            most = self._limits.total_seconds
+            most = self.limits.total_seconds
             return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
         progress = "" if clock.queue is None else ", nor report progress,"
         call = "" if is_greeting else "`timeout=` for this call, or "
@@ -349,7 +309,7 @@ class ClientConnection:
     async def _tell_cancelled(self, params: Mapping[str, Any]) -> None:
         era, generation = self.era, self.generation
         try:
-            async with asyncio.timeout(self._limits.close_seconds):
+            async with asyncio.timeout(self.limits.close_seconds):
                 await self.notify("notifications/cancelled", params)
         except (WeftError, TimeoutError) as error:
             log.debug("notifications/cancelled could not be sent: %s", error)
@@ -370,7 +330,7 @@ class ClientConnection:
         """Send a notification. Raises RequestTimeout if the server does not accept it in time."""
         self.check_loop()
         message = write_json(method, params, encode_notification, method, UNSET if params is None else params)
-        seconds = self._limits.request_seconds
+        seconds = self.limits.request_seconds
         try:
             async with asyncio.timeout(seconds):
                 await self.transport.send(message, self.era.headers(method))
@@ -481,19 +441,15 @@ class ClientConnection:
                 clock.wind()
                 clock.queue.call(progress, size=len(params))
         elif method == "notifications/cancelled":
-            self._taken_back(_read_cancelled(params))
+            cancelled = _read_cancelled(params)
+            if (ask := self._asks.get(cancelled.request_id)) is not None:
+                log.debug("%s cancelled a question: %s", self.transport.where, cancelled.reason)
+                ask.cancel()
         else:
             self.on_notification(method, params, origin)
 
-    def _taken_back(self, params: CancelledParams) -> None:
-        """Stop answering a request that the server has cancelled. An unknown request id is ignored."""
-        ask = self._asks.get(params.request_id)
-        if ask is not None:
-            log.debug("%s cancelled a question: %s", self.transport.where, params.reason)
-            ask.cancel()
-
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
-        request_id, params, limits = frame.reply_id, _params(frame), self._limits
+        request_id, params, limits = frame.reply_id, _params(frame), self.limits
         size = len(params)
         if request_id is None or not self.era.answers_requests:
             self._seldom.warning("%s sent a request, which no server of its era does; ignored.", self.transport.where)
@@ -517,7 +473,11 @@ class ClientConnection:
     async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
         era, generation = self.era, self.generation  # may have changed when the answer is ready
         try:
-            result: Any = {} if method == "ping" else await self._perform(method, params, origin)
+            result: Any = {}
+            if method != "ping":
+                async with self._gate, asyncio.timeout(self.limits.ask_seconds):
+                    with self._held(origin):
+                        result = await self._handlers.answer(method, msgspec.Raw(params))
             message = encode_result(request_id, result)
         except ProtocolError as error:
             message = encode_error(request_id, error.code, error.message, error.data)
@@ -527,7 +487,7 @@ class ClientConnection:
             self._seldom.exception("A %s of %s could not be answered.", method[:100], self.transport.where)
             message = encode_error(request_id, InternalError.code, "Internal error")
         try:
-            async with asyncio.timeout(self._limits.request_seconds):
+            async with asyncio.timeout(self.limits.request_seconds):
                 await self.transport.send(message, era.headers())
         except (WeftError, TimeoutError) as error:
             self._seldom.warning("The answer to %s could not be sent: %s", printable(method[:100], "?"), error)
@@ -557,14 +517,9 @@ class ClientConnection:
             refused.was_seen, refused.what = True, f"the answer to its {method}"
             return refused
         if isinstance(error, ConnectionFailed | TimeoutError):
-            why = str(error) or f"It was not accepted within {self._limits.request_seconds:g} s."
+            why = str(error) or f"It was not accepted within {self.limits.request_seconds:g} s."
             return ConnectionFailed(f"The answer to {method} could not be sent to {self.transport.where}. {why}")
         return error
-
-    async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:
-        async with self._gate, asyncio.timeout(self._limits.ask_seconds):
-            with self._held(origin):
-                return await self._handlers.answer(method, msgspec.Raw(params))
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:
@@ -613,10 +568,10 @@ def _checked(answer: Answer) -> Answer:
     """Return the answer if it has a result, or raise its error. Raises InvalidAnswer if it has both."""
     frame = answer.frame
     if frame.result is UNSET:
-        raise remote_error(frame)
+        raise remote_error(frame.error)
     if frame.error is not UNSET and bytes(frame.error) != b"null":
         if bytes(frame.result) == b"null":
-            raise remote_error(frame)  # some servers send `"result": null` with an error
+            raise remote_error(frame.error)  # some servers send `"result": null` with an error
         raise InvalidAnswer("The server answered with both a result and an error.")
     return answer
 
@@ -627,10 +582,6 @@ def _params(frame: Frame) -> bytes:
 
 async def _not_renewed(generation: int) -> None:
     """Do nothing. Used until the owner of the connection sets `on_over`."""
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing. Used until the owner of the connection sets its callbacks."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from weft.client.callbacks import pause
-from weft.client.connection.connection import ClientConnection, remote_error
+from weft.client.connection.connection import ClientConnection
 from weft.client.connection.transport import Answer, Refused, Transport
 from weft.eras.base import ClientEra, EraName, ServerHello
 from weft.eras.client import SessionClient, StatelessClient
@@ -38,10 +38,7 @@ from weft.errors import (
     VersionMismatch,
     WeftError,
 )
-from weft.limits import ClientLimits
 from weft.protocol.names import printable
-from weft.types.base import Implementation
-from weft.types.lifecycle import ClientCapabilities
 
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
 _MOST_GREETINGS = 5  # greetings in one negotiation
@@ -107,21 +104,16 @@ class Negotiator:
         link: ClientConnection,
         eras: Sequence[ClientEra],
         *,
-        info: Implementation,
-        capabilities: Callable[[], ClientCapabilities],
-        limits: ClientLimits,
         memory: Memory,
         key: str,
         old_transport: Callable[[], Transport] | None = None,
     ) -> None:
         self._link = link
         self._eras = list(eras)
-        self._info = info
-        self._capabilities = capabilities
-        self._limits = limits
         self._memory = memory
         self._key = key  # the result is remembered under this key
-        self._old_transport = old_transport  # creates the HTTP+SSE transport
+        is_old_era = any(era.keeps_stream for era in eras)
+        self._old_transport = old_transport if is_old_era else None  # creates the HTTP+SSE transport
         self._tried: list[tuple[str, str]] = []  # method and outcome of each attempt, for the error message
         self._doubted: set[str] = set()  # eras that failed, although the server may speak them
 
@@ -149,7 +141,7 @@ class Negotiator:
         era = self._link.era
         if not era.greets_again:
             return
-        method, params = era.greeting(self._info, self._capabilities())
+        method, params = era.greeting(self._link.info, self._link.capabilities)
         try:
             answer = await self._ask(method, params)
         except (Refused, RemoteError) as error:
@@ -169,7 +161,10 @@ class Negotiator:
         self._tried, self._doubted = [], set()
         if (welcome := await self._greet_as_remembered()) is not None:
             return welcome
-        queue = self._in_order()
+        named = {era.name: era for era in self._eras}
+        known = self._memory.recall(self._key)
+        remembered = None if known is None else named.pop(known[0], None)
+        queue = [*named.values()] if remembered is None else [remembered, *named.values()]
         refused: set[str] = set()
         silent: list[ClientEra] = []
         last: _Refusal | None = None
@@ -192,16 +187,9 @@ class Negotiator:
             elif last.is_silence and queue:
                 silent.append(era)
         self._memory.forget(self._key)
-        if last is not None and last.status in _OLD_TRANSPORT and (make := self._allowed_old()) is not None:
-            return await self._greet_old(make)
+        if last is not None and last.status in _OLD_TRANSPORT and self._old_transport is not None:
+            return await self._greet_old(self._old_transport)
         raise self._failure(last)
-
-    def _in_order(self) -> list[ClientEra]:
-        """Return the eras to try, with the remembered era first."""
-        named = {era.name: era for era in self._eras}
-        known = self._memory.recall(self._key)
-        first = None if known is None else named.pop(known[0], None)
-        return [*named.values()] if first is None else [first, *named.values()]
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
         """Return the era of the newest version that both the client and the server have, limited to that version.
@@ -217,19 +205,19 @@ class Negotiator:
         ours = [version for era in self._eras for version in era.versions]
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
-    async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
+    async def _greet(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era. If the server is busy, wait and send the greeting once more.
 
-        `is_again` marks the second attempt. Raises the server's error if the server is still busy then, or if the wait
-        would be too long.
+        Raises the server's error if the server is still busy then, or if the wait would be too long.
         """
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
-        if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
-            return greeted
-        if is_again or greeted.busy_seconds > self._limits.probe_seconds:
-            raise greeted.error
-        await asyncio.sleep(greeted.busy_seconds)
-        return await self._greet(era, may_be_silent=may_be_silent, is_again=True)
+        if isinstance(greeted, _Refusal) and greeted.busy_seconds is not None:
+            if greeted.busy_seconds <= self._link.limits.probe_seconds:
+                await asyncio.sleep(greeted.busy_seconds)
+                greeted = await self._greet_once(era, may_be_silent=may_be_silent)
+            if isinstance(greeted, _Refusal) and greeted.busy_seconds is not None:
+                raise greeted.error
+        return greeted
 
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era, and return the server's hello or its refusal.
@@ -239,9 +227,9 @@ class Negotiator:
         RequestTimeout is raised: a server that does not know a method answers with an error, so a server that does
         not answer is just slow.
         """
-        link, limits = self._link, self._limits
+        link, limits = self._link, self._link.limits
         link.era = era
-        method, params = era.greeting(self._info, self._capabilities())
+        method, params = era.greeting(self._link.info, self._link.capabilities)
         generation = link.generation
         may_be_silent = may_be_silent and not link.transport.stream_per_request
         seconds = limits.probe_seconds if may_be_silent else limits.request_seconds
@@ -254,25 +242,21 @@ class Negotiator:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
             if link.transport.stream_per_request:
-                raise self._unanswered(error) if link.generation == generation else error from None
+                if len(self._eras) == 1 or link.generation != generation:
+                    raise
+                eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
+                raise RequestTimeout(f"{error} If it answers in one era only, name that era: {eras}.") from None
             self._tried.append((method, f"no answer within {seconds:g} s"))
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
             self._tried.append((method, str(error)))
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
-            if not may_be_silent or not getattr(link.transport, "has_read", True):
-                raise  # a server that ended before it read the greeting would end again
+            if not may_be_silent:
+                raise
             self._tried.append((method, str(error)))
-            await link.reopen()  # the server ended because of the greeting
+            await link.reopen()  # the server ended, perhaps because of the greeting
             return _Refusal(error)
-
-    def _unanswered(self, error: RequestTimeout) -> RequestTimeout:
-        """Return the error for a greeting that timed out. If several eras are allowed, it advises to choose one."""
-        if len(self._eras) == 1:
-            return error
-        eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
-        return RequestTimeout(f"{error} If it answers in one era only, name that era: {eras}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> ServerHello | _Refusal:
         welcome = era.read_welcome(answer.result)
@@ -317,17 +301,13 @@ class Negotiator:
         self._tried.append((method, f"{error.message[:200]} ({error.code})"))
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
-    def _allowed_old(self) -> Callable[[], Transport] | None:
-        """Return the function that creates the HTTP+SSE transport, or None if the client must not use it."""
-        return self._old_transport if any(era.keeps_stream for era in self._eras) else None
-
     async def _greet_as_remembered(self) -> ServerHello | None:
         """Negotiate over HTTP+SSE if the client remembers that this server needs it.
 
         Returns None if the client does not remember that, or if the negotiation fails. Raises AuthorizationFailed if
         the server requires a login.
         """
-        link, make, known = self._link, self._allowed_old(), self._memory.recall(self._key)
+        link, make, known = self._link, self._old_transport, self._memory.recall(self._key)
         if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
             return None
         newer = link.transport
@@ -349,14 +329,11 @@ class Negotiator:
         except (ConnectionFailed, InvalidAnswer) as error:
             self._tried.append(("GET, as the first revision has it", str(error)))
             raise self._failure(None) from None
-        last: _Refusal | None = None
-        for era in self._eras:
-            if era.keeps_stream:
-                greeted = await self._greet(era, may_be_silent=False)
-                if isinstance(greeted, ServerHello):
-                    return greeted
-                last = greeted
-        raise self._failure(last)
+        era = next(era for era in self._eras if era.keeps_stream)  # the session era
+        greeted = await self._greet(era, may_be_silent=False)
+        if isinstance(greeted, ServerHello):
+            return greeted
+        raise self._failure(greeted)
 
     def _failure(self, last: _Refusal | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
@@ -365,26 +342,22 @@ class Negotiator:
         for method, outcome in self._tried:
             by_outcome.setdefault(outcome.rstrip(". "), []).append(method)
         tried = "; ".join(f"{' and '.join(methods)}: {outcome}" for outcome, methods in by_outcome.items())
+        where, status = self._link.transport.where, None if last is None else last.status
+        check = "Check the address (its path is usually /mcp)"
         if self._link.transport.kind == "stdio":
             check = "Check the command (it must write nothing but messages to stdout)"
         elif any("path" in outcome for outcome in by_outcome):  # the server's answer already says what is wrong
             check = "Check the address"
-        else:
-            check = "Check the address (its path is usually /mcp)"
         remedy = f"{check}, and look into the server's log."
-        if last is not None and last.status is not None and last.status >= 500:
+        if last is not None and status is not None and status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
             if isinstance(last.error, RemoteError):  # an MCP server that reports its own failure
-                said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {last.status})"
-                return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
+                said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {status})"
+                return ConnectionFailed(f"{where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
-            remedy = (
-                f"Only the {self._eras[0].name} era was tried, because of `eras=` or `version=`. Leave that out to try "
-                f"the other era, too. {remedy}"
-            )
-        return ConnectionFailed(
-            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}"
-        )
+            only = f"Only the {self._eras[0].name} era was tried, because of `eras=` or `version=`."
+            remedy = f"{only} Leave that out to try the other era, too. {remedy}"
+        return ConnectionFailed(f"{where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}")
 
 
 def _busy(refused: Refused) -> _Refusal:
@@ -452,9 +425,6 @@ def explained(error: Refused | RemoteError) -> WeftError:
         return error
     if error.status == 401 or _is_miswritten(error):
         return AuthorizationFailed(refusal_sentence(error))
-    if error.what or error.frame is None:
+    if error.what or error.error is None:
         return ConnectionFailed(refusal_sentence(error))
-    try:
-        return remote_error(error.frame)
-    except InvalidAnswer as invalid:
-        return invalid
+    return error.error

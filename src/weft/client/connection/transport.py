@@ -18,12 +18,13 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ParseError, ProtocolError, WeftError
+from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ProtocolError, RemoteError, WeftError
 from weft.jsonrpc import Frame, check_bounds, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits, Limits
 from weft.net.logs import Seldom, masked_body
@@ -33,14 +34,11 @@ from weft.types.base import RequestId
 log = logging.getLogger("weft.client")
 wire_log = logging.getLogger("weft.client.wire")  # at DEBUG: every message sent (>) or received (<), secrets masked
 
+# A function that handles a notification or a request of the server. It never raises. Over HTTP, the id is the id of the
+# request on whose stream the message came. Otherwise it is None.
 Receive = Callable[[Frame, RequestId | None], None]
-"""A function that handles a notification or a request of the server. It never raises.
-
-Over HTTP, the id is the id of the request on whose stream the message came. Otherwise it is None."""
-
+# A function that is called once, when the connection has ended and the client did not close it.
 Lost = Callable[[ConnectionFailed], None]
-"""A function that is called once, when the connection has ended and the client did not close it."""
-
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -58,7 +56,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 class Refused(WeftError):
-    """An HTTP response whose status is not a success. `frame` is the JSON-RPC error in its body, or None."""
+    """An HTTP response whose status is not a success. `error` is the JSON-RPC error in its body, or None."""
 
     def __init__(self, where: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"{where} answered with the HTTP status {status}.")
@@ -66,7 +64,7 @@ class Refused(WeftError):
         self.status = status
         self.headers = headers
         self.body = body
-        self.frame = error_in(body)
+        self.error = read_invalid(body)[1]
         self.was_seen = False  # True if the server had accepted the request, and refused something after it
         self.what = ""  # what the server refused after it had accepted the request
 
@@ -166,15 +164,15 @@ class PipeTransport:
 
     kind = "pipe"
     stream_per_request = False
-    has_read = True  # False if the server has ended without reading anything that was sent
 
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where
         self.limits = limits
         self._bounds = bounds_of(limits)
-        self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
-        self._receive: Receive = _ignore
-        self._tell_lost: Lost = _ignore
+        # Requests that are not answered yet. The result of the future is the answer, or the error to raise.
+        self._waiting: dict[RequestId, asyncio.Future[Answer | WeftError]] = {}
+        self._receive: Receive = ignore
+        self._tell_lost: Lost = ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
         self._open = False
         self._stopping: asyncio.Task[None] | None = None  # runs, or has run, the latest `stop`
@@ -204,23 +202,11 @@ class PipeTransport:
         """Handle one message from the server. Data that cannot be read is logged and dropped."""
         if not self._open:
             return
-        if wire_log.isEnabledFor(logging.DEBUG):
-            wire_log.debug("< %s", masked_body(data))
-        try:
-            parts = (data,) if data[:1] == b"{" else split_messages(data, self._bounds)
-        except ProtocolError as error:
-            self._unreadable(data, error)
-            return
-        for part in parts:
-            try:
-                frame = decode(part, self._bounds)
-            except ProtocolError as error:
-                self._unreadable(part, error)
-                continue
-            if frame.is_response:
-                self._settle(frame)
-            else:
+        for frame in decode_messages(data, self._bounds, self._unreadable):
+            if not frame.is_response:
                 self._receive(frame, None)
+            elif not self._settle(as_sent(frame.reply_id), Answer(frame), is_error=frame.error is not UNSET):
+                log.debug("%s answered a request that does not wait for it.", self.where)
 
     def lost(self, failure: ConnectionFailed) -> None:
         """Mark the connection as lost. All pending requests raise `failure`."""
@@ -248,22 +234,20 @@ class PipeTransport:
         """Send a request and wait for its answer."""
         if self._failure is not None:
             raise self._gone()
-        waiting = self._waiting[request_id] = _Waiting()
+        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             if (writing := self._out(message)) is not None:
                 await writing
-            while waiting.outcome is None:
-                waiting.woken = asyncio.get_running_loop().create_future()
-                await waiting.woken
+            outcome = await waiting
         finally:
             self._waiting.pop(request_id, None)
-            waiting.woken = None  # a cancelled future would keep its exception alive, and that this frame
-        if isinstance(waiting.outcome, Answer):
-            return waiting.outcome
+            del waiting  # breaks the reference cycle of a cancelled future, its exception and this frame
+        if isinstance(outcome, Answer):
+            return outcome
         try:
-            raise waiting.outcome
+            raise outcome
         finally:
-            del waiting  # breaks the reference cycle between the exception and this frame
+            del outcome  # breaks the reference cycle between the exception and this frame
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""
@@ -313,8 +297,8 @@ class PipeTransport:
         if self._failure is None:
             self._failure = failure
         for waiting in self._waiting.values():
-            if waiting.outcome is None:
-                waiting.settle(self._gone())
+            if not waiting.done():
+                waiting.set_result(self._gone())
 
     def _gone(self) -> ConnectionFailed:
         """Return a new exception with the message of the failure, because each task must raise its own exception."""
@@ -322,57 +306,28 @@ class PipeTransport:
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
         """Handle data that is not a valid message. If it was meant as an answer, the request waiting for it fails."""
-        if (frame := error_in(data)) is not None:
-            self._settle(frame)
-            return
-        is_answer, named = recover_request_id(data)
-        waiting = None
-        if is_answer:
-            waiting = self._only_one() if named is None else self._waiting.get(named)
-        if waiting is None or waiting.outcome is not None:
+        request_id, remote = read_invalid(data)
+        failure = remote or InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}")
+        if not self._settle(request_id, failure, is_error=remote is not None):
             self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
-        else:
-            self._has_answered = True
-            waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
-    def _only_one(self) -> _Waiting | None:
-        """Return the pending request if there is exactly one: an answer without an id must belong to that request."""
-        return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
+    def _settle(self, request_id: RequestId | None, outcome: Answer | WeftError, *, is_error: bool) -> bool:
+        """Give an outcome to the request that waits for it. Return False if there is no such request.
 
-    def _settle(self, frame: Frame) -> None:
-        """Give an answer to the request that waits for it. Drop the answer if there is no such request."""
-        named: Any = frame.id
-        waiting = self._waiting.get(named)
-        if waiting is None:
-            waiting = self._only_one() if is_nameless(frame) else self._waiting.get(as_sent(named))
-        if waiting is None or waiting.outcome is not None:
-            log.debug("%s answered a request that does not wait for it.", self.where)
-        else:
-            self._has_answered = True
-            waiting.settle(Answer(frame))
+        An error without an id belongs to the pending request, if there is only one.
+        """
+        waiting = None if request_id is None else self._waiting.get(request_id)
+        if request_id is None and is_error and len(self._waiting) == 1:
+            waiting = next(iter(self._waiting.values()))
+        if waiting is None or waiting.done():
+            return False
+        self._has_answered = True
+        waiting.set_result(outcome)
+        return True
 
 
-class _Waiting:
-    """A request that is not answered yet.
-
-    `woken` is the future that the requesting task waits for. It is None while `write` runs. A server in this process
-    may answer during that time. Then the task need not wait.
-    """
-
-    __slots__ = ("outcome", "woken")
-
-    def __init__(self) -> None:
-        self.outcome: Answer | WeftError | None = None
-        self.woken: asyncio.Future[None] | None = None
-
-    def settle(self, outcome: Answer | WeftError) -> None:
-        self.outcome = outcome
-        if self.woken is not None and not self.woken.done():
-            self.woken.set_result(None)
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing. Used until `open` sets the callbacks."""
+def ignore(*_: Any) -> None:
+    """Do nothing. This is the callback until another one is set."""
 
 
 _MOST_MESSAGES = 1000  # messages in one array (a JSON-RPC batch)
@@ -384,29 +339,42 @@ def bounds_of(limits: ClientLimits) -> Limits:
     return Limits(json_values=limits.json_values)
 
 
-def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """Split a body, an event or a line into messages. It is one message, or (in one revision) an array of messages.
+def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, ProtocolError], None]) -> Sequence[Frame]:
+    """Decode a body, an event or a line. It is one message, or (in one revision) an array of messages.
 
-    Raises InvalidRequest if an array has too many messages, because other tasks cannot run while they are handled.
+    `unreadable` is called with each part that is not a valid message, and its error.
     """
-    if data[:1] != b"{" and data.lstrip()[:1] == b"[":
+    if wire_log.isEnabledFor(logging.DEBUG):
+        wire_log.debug("< %s", masked_body(data))
+    frames: list[Frame] = []
+    try:
+        parts = (data,) if data[:1] == b"{" else _split(data, bounds)
+    except ProtocolError as error:
+        unreadable(data, error)
+        return frames
+    for part in parts:
         try:
-            check_bounds(data, bounds)
-            if data.count(b",") >= _MOST_MESSAGES and _count_objects(data) > _MOST_MESSAGES:
-                raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
-            return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        except (ParseError, msgspec.DecodeError, RecursionError):
-            pass  # the caller's `decode` raises the error
-    return (data,)
+            frames.append(decode(part, bounds))
+        except ProtocolError as error:
+            unreadable(part, error)
+    return frames
 
 
-class _Object(msgspec.Struct, gc=False):
-    """Any JSON object. Its members are not decoded."""
+def _split(data: bytes, bounds: Limits) -> Sequence[bytes]:
+    """Split an array into its messages. Return anything else as it is.
 
-
-def _count_objects(data: bytes) -> int:
-    """Count the objects in an array without decoding them. Raises DecodeError if an element is not an object."""
-    return len(msgspec.json.decode(data, type=list[_Object]))
+    Raises InvalidRequest if there are too many messages, because other tasks cannot run while they are handled.
+    """
+    if data.lstrip()[:1] != b"[":
+        return (data,)
+    check_bounds(data, bounds)
+    try:
+        parts = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return (data,)  # `decode` raises the error
+    if len(parts) > _MOST_MESSAGES:
+        raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
+    return [bytes(part) for part in parts]
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
@@ -433,93 +401,55 @@ def is_nameless(frame: Frame) -> bool:
     return frame.reply_id is None and frame.error is not UNSET
 
 
-class _Coded(msgspec.Struct):
-    """The error object of JSON-RPC, which has a code.
-
-    The code is required because a program's log line may also have a member `error`.
-    """
-
+class _ServerError(msgspec.Struct):
     code: int
+    message: str = "no message"
+    data: Any = None
 
 
-class _Nameless(msgspec.Struct):
-    """An error response without an id, or with a null id, because the peer could not read the request."""
-
-    error: msgspec.Raw
-    id: None = None
+_read_error = msgspec.json.Decoder(_ServerError).decode
 
 
-def error_in(data: bytes) -> Frame | None:
-    """Return the error response, with or without an id, that is in a body or line, or None if there is none."""
+def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
+    """Return the error in the member `error` of a response. Raises InvalidAnswer if that cannot be read."""
     try:
-        frame = decode(data)
-        return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
-    except ProtocolError:
-        pass
-    try:
-        error = msgspec.json.decode(data, type=_Nameless).error
-        msgspec.json.decode(error, type=_Coded)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return Frame("2.0", error=error)
+        error = _read_error(b"" if raw is UNSET else raw)
+    except msgspec.DecodeError:
+        raise InvalidAnswer("The server answered with an error that cannot be read.") from None
+    return RemoteError(error.code, error.message, error.data)
 
 
-class _MessageParts(msgspec.Struct):
-    """The members of a message by which an answer is recognised, with any values."""
+class _Members(msgspec.Struct):
+    """The members of a message that may be invalid."""
 
+    id: RequestId | float | None = None
     jsonrpc: msgspec.Raw | UnsetType = UNSET
-    id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
 
 
-# If an answer is not valid JSON, these patterns recognise it by its beginning and its end.
-_WINDOW = 512  # bytes that are searched at each end
-_NULL = msgspec.Raw(b"null")
-_VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
-_ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
-_BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s*:' % (_VERSION, _ID))
-_END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, _ID, _VERSION))
+def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
+    """Return the request id and the error of an answer that need not be a valid message. Each is None if unknown.
 
+    Both are None if the data is not an answer, for example a line of a program's log.
 
-def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
-    """Return whether unreadable data was meant as an answer, and the request id in it, or None if there is none.
-
-    >>> recover_request_id(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
-    (True, 7)
-    >>> recover_request_id(b'{"level": "error", "error": "no such file"}')
-    (False, None)
+    >>> read_invalid(b'{"id": 7, "result": {}}'), read_invalid(b'{"id": 7, "level": "info"}'), read_invalid(b"Hello")
+    ((7, None), (None, None), (None, None))
     """
     try:
-        parts = msgspec.json.decode(data, type=_MessageParts)
+        found = msgspec.json.decode(data, type=_Members)
     except (msgspec.DecodeError, RecursionError):
-        return _by_its_ends(data)
-    if parts.method is not UNSET or parts.id is UNSET or parts.id == _NULL:
-        return False, None
-    named = _id_in(parts.id)
-    has_outcome = parts.result is not UNSET or parts.error is not UNSET
-    if parts.jsonrpc is UNSET:  # a line of a log may have an id or an error, but rarely both
-        return has_outcome and named is not None, named
-    return True, named
-
-
-def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """Return the decoded request id, or None if it is not a valid id, or too long to be an id of this client."""
-    value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
-    return as_sent(value) if type(value) in (int, str) else None
-
-
-def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
-    beginning = _BEGINNING.match(data[:_WINDOW])
-    if beginning is None:
-        return False, None
-    end = _END.search(data[-_WINDOW:])
-    found = beginning[1] or (None if end is None else end[1])
-    try:
-        return (False, None) if found is None else (True, as_sent(msgspec.json.decode(found)))
-    except msgspec.DecodeError:
-        return False, None
+        return None, None
+    has_outcome = found.result is not UNSET or found.error is not UNSET
+    if found.method is not UNSET or (found.jsonrpc is UNSET and not has_outcome):
+        return None, None
+    error = None
+    if found.error is not UNSET:
+        with suppress(ProtocolError, InvalidAnswer):
+            check_bounds(bytes(found.error))
+            error = remote_error(found.error)
+    return as_sent(found.id), error
 
 
 _TURN = 128  # messages that are sent before other tasks of the event loop may run

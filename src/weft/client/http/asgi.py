@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,14 +14,11 @@ from multidict import CIMultiDict
 from weft.client.http.wire import HttpResponse
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
+from weft.net.asgi import Message, Receive, Scope, Send
 
 log = logging.getLogger("weft.client")
 
-_Message = MutableMapping[str, Any]
-AsgiApp = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
-    Awaitable[None],
-]
+_App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _MOST_WAITING = 16  # pieces of a body that wait for the reader
 
@@ -32,10 +29,9 @@ class _AsgiReply:
     def __init__(self, body: bytes | None, where: str) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self.task: asyncio.Task[None] | None = None
         self.started = asyncio.Event()  # set when the head has arrived, or the application has ended without one
         self._where = where
-        self._request: _Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
+        self._request: Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
         self._gone = asyncio.Event()  # set when the reader has disconnected
         self._pieces: deque[bytes] = deque()
         self._arrived = asyncio.Event()  # set when there is something to read, or the response has ended
@@ -44,7 +40,7 @@ class _AsgiReply:
         self._is_complete = False  # the whole body has arrived
         self._is_over = False  # the body is complete, or the application has ended
 
-    async def receive(self) -> _Message:
+    async def receive(self) -> Message:
         """Return the request. On the next call, wait until the reader disconnects, and return a disconnect message."""
         request, self._request = self._request, None
         if request is not None:
@@ -52,7 +48,7 @@ class _AsgiReply:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: _Message) -> None:
+    async def send(self, message: Message) -> None:
         """Store a message of the application for the reader. If too many pieces are unread, wait for the reader."""
         if self._gone.is_set():
             return
@@ -101,23 +97,21 @@ class _AsgiReply:
         if not self._is_complete:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
-    def finish(self) -> None:
-        """End the response as `done` does, because there is no connection to keep for later requests."""
-        self.done()
-
     def done(self) -> None:
         """Note that the reader has disconnected."""
         self._gone.set()
         self._room.set()
 
+    finish = done  # there is no connection to keep for later requests
+
 
 class AsgiWire:
     """HTTP exchanges with an application in this process, each in a separate task. Runs the application's lifespan."""
 
-    def __init__(self, app: AsgiApp, limits: ClientLimits) -> None:
+    def __init__(self, app: _App, limits: ClientLimits) -> None:
         self._app = app
         self._limits = limits
-        self._replies: set[_AsgiReply] = set()  # responses that have not ended
+        self._replies: dict[asyncio.Task[None], _AsgiReply] = {}  # responses that have not ended
         self._lifespan: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()  # set when the application should shut down
         self._open = False
@@ -140,15 +134,15 @@ class AsgiWire:
             raise ConnectionFailed(f"The application could not start: {failure}; look into its startup.")
 
     async def _live(self, started: asyncio.Future[str | None]) -> None:
-        messages: list[_Message] = [{"type": "lifespan.startup"}]
+        messages: list[Message] = [{"type": "lifespan.startup"}]
 
-        async def receive() -> _Message:
+        async def receive() -> Message:
             if messages:
                 return messages.pop()
             await self._closing.wait()
             return {"type": "lifespan.shutdown"}
 
-        async def send(message: _Message) -> None:
+        async def send(message: Message) -> None:
             if not started.done() and message["type"].startswith("lifespan.startup"):
                 failed = message["type"].endswith("failed")
                 started.set_result((message.get("message") or "it did not say why") if failed else None)
@@ -172,11 +166,10 @@ class AsgiWire:
         if not self._open:
             raise ConnectionFailed(f"The connection to {url} was closed.")
         reply = _AsgiReply(body, url)
-        scope = _scope(method, url, headers, body)
-        reply.task = asyncio.create_task(self._call(scope, reply))
-        self._replies.add(reply)
-        reply.task.add_done_callback(reply.ended)
-        reply.task.add_done_callback(lambda _: self._replies.discard(reply))
+        task = asyncio.create_task(self._call(_scope(method, url, headers, body), reply))
+        self._replies[task] = reply
+        task.add_done_callback(reply.ended)
+        task.add_done_callback(self._replies.pop)
         try:
             await reply.started.wait()
         except BaseException:
@@ -186,7 +179,7 @@ class AsgiWire:
             raise ConnectionFailed(f"The application at {url} ended without a response; look into its log.")
         return reply
 
-    async def _call(self, scope: _Message, reply: _AsgiReply) -> None:
+    async def _call(self, scope: Message, reply: _AsgiReply) -> None:
         await self._app(scope, reply.receive, reply.send)
 
     def renew(self) -> None:
@@ -195,13 +188,11 @@ class AsgiWire:
     async def close(self) -> None:
         """Disconnect all requests and shut the application down. Tasks that do not end in time are cancelled."""
         self._open = False
-        replies = list(self._replies)
-        for reply in replies:
+        tasks = [] if self._lifespan is None else [self._lifespan]
+        for task, reply in self._replies.items():
             reply.done()
+            tasks.append(task)
         self._closing.set()
-        tasks = [reply.task for reply in replies if reply.task is not None]
-        if self._lifespan is not None:
-            tasks.append(self._lifespan)
         seconds = self._limits.close_seconds
         try:
             if tasks:

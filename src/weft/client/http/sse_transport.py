@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from weft.client.callbacks import TURN_SECONDS, StreamWatchdog
-from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused, pieces
-from weft.client.http.transport import AuthorizedWire
+from weft.client.connection.negotiate import explained
+from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused
+from weft.client.http.transport import AuthorizedWire, fallen_silent, read_events, read_refusal
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
-from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
+from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
 
@@ -62,27 +62,25 @@ class SseTransport(PipeTransport):
             self._opening = None
 
     async def _find_endpoint(self) -> str:
-        """Open the stream, and return the URL for the POSTs, which its first event names."""
+        """Open the stream, and return the URL for the POSTs, which its first event names.
+
+        Raises ConnectionFailed if the URL has another origin than the stream.
+        """
         sent = {"Accept": "text/event-stream", **self._headers}
         try:
             reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
-        except Refused as refused:  # raised only with `auth`
-            raise self._unauthorized(refused.status) from None
-        if reply.status == 401:
-            raise self._unauthorized(401)
+            if reply.status == 401:
+                raise await read_refusal(reply, self.where, self.limits.connect_seconds)
+        except Refused as refused:
+            raise explained(refused) from None
         if not is_event_stream(reply):
             raise ConnectionFailed(f"HTTP {reply.status} without a stream of events")
         named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(reply, named))
-        return self._checked(await named)
-
-    def _unauthorized(self, status: int) -> ConnectionFailed | AuthorizationFailed:
-        if status != 401:
-            return ConnectionFailed(f"HTTP {status}; check the token and its scopes")
-        return AuthorizationFailed(
-            f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give one by "
-            "`auth=`."
-        )
+        target, is_within = resolved(self._url, await named)
+        if not is_within:
+            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
+        return target
 
     @contextmanager
     def _holding(self) -> Generator[None]:
@@ -97,38 +95,23 @@ class SseTransport(PipeTransport):
             if clock is not None:
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
-    def _checked(self, named: str) -> str:
-        """Return the absolute URL for the POSTs. Raises ConnectionFailed if it has another origin than the stream."""
-        target, is_within = resolved(self._url, named)
-        if not is_within:
-            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
-        return target
-
     async def _read(self, reply: HttpResponse, named: asyncio.Future[str]) -> None:
+        def handle(event: sse.Event) -> None:
+            if event.event == "endpoint" and not named.done():
+                named.set_result(event.data)
+            elif event.event == "message" and event.data:
+                self.incoming(event.data.encode())
+
         events = sse.Decoder(max_event_bytes=self.limits.event_bytes)
         failure = ConnectionFailed(f"{self.where} ended its stream.")
-        now = asyncio.get_running_loop().time
-        pulse = StreamWatchdog(self.limits.silence_seconds, now())
         try:
-            async with asyncio.timeout(None) as silence:
-                async for chunk in reply.chunks():
-                    began = now()
-                    for piece in pieces(chunk):
-                        for event in events.feed(piece):
-                            if event.event == "endpoint" and not named.done():
-                                named.set_result(event.data)
-                            elif event.event == "message" and event.data:
-                                self.incoming(event.data.encode())
-                        if now() - began > TURN_SECONDS:
-                            await asyncio.sleep(0)
-                            began = now()
-                    silence.reschedule(pulse.received(chunk, now()))
+            await read_events(reply, events, self.limits, self.where, handle)
         except ConnectionFailed as error:
             failure = error
         except TimeoutError:
-            failure = ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.")
-        except (ValueError, InvalidAnswer) as error:
-            failure = ConnectionFailed(f"{self.where} sent something that is not an event stream: {error}")
+            failure = fallen_silent(self.where)
+        except InvalidAnswer as error:
+            failure = ConnectionFailed(str(error))
         finally:
             reply.done()
             if not named.done():

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.client.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
 from weft.client.connection.transport import (
@@ -27,21 +27,24 @@ from weft.client.connection.transport import (
     Refused,
     as_sent,
     bounds_of,
+    decode_messages,
+    ignore,
     is_nameless,
     pieces,
-    recover_request_id,
-    split_messages,
+    read_invalid,
     wire_log,
 )
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
-from weft.jsonrpc import Frame, decode
+from weft.jsonrpc import Frame
 from weft.limits import ClientLimits
 from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol import sse
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.client")
+
+T = TypeVar("T")
 
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _GET = {"Accept": "text/event-stream"}
@@ -73,7 +76,7 @@ class HttpTransport:
         self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
         self._posted = {**_POST, **headers}  # headers of every POST
         self._gotten = {**_GET, **headers}  # headers of every GET and DELETE
-        self._receive: Receive = _ignore
+        self._receive: Receive = ignore
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     async def open(self, receive: Receive, lost: Lost) -> None:
@@ -99,8 +102,10 @@ class HttpTransport:
         try:
             if not form.startswith("application/json"):
                 raise await self._refusal(reply)
-            body = await reply.body(self._limits.message_bytes)
-            return Answer(self._answer_in(body, request_id), reply.headers)
+            frame = self._sort(await reply.body(self._limits.message_bytes), request_id)
+            if frame is None:
+                raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
+            return Answer(frame, reply.headers)
         finally:
             reply.done()
 
@@ -140,28 +145,20 @@ class HttpTransport:
         Raises ConnectionFailed if there are too many redirects, or a redirect leads to another origin.
         """
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
-        reply = await exchange(method, self.url, headers, body)
-        if not 300 <= reply.status < 400:
-            return reply
-        for _ in range(self._limits.redirects):
-            reply.done()
-            self.url = self._redirected(reply)
+        for left in reversed(range(self._limits.redirects + 1)):
             reply = await exchange(method, self.url, headers, body)
             if not 300 <= reply.status < 400:
                 return reply
-        reply.done()
+            reply.done()
+            if left:
+                self.url = self._redirected(reply)
         raise ConnectionFailed(f"{self.where} redirects again and again; check the URL.")
 
     async def _shown_exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> HttpResponse:
-        wire_log.debug(
-            "> %s %s [%s] %s",
-            method,
-            masked_url(url),
-            masked_headers(headers),
-            masked_body(body or b"", from_client=True),
-        )
+        shown = masked_body(body or b"", from_client=True)
+        wire_log.debug("> %s %s [%s] %s", method, masked_url(url), masked_headers(headers), shown)
         reply = await self._wire.exchange(method, url, headers, body)
         wire_log.debug("< %d [%s]", reply.status, masked_headers(reply.headers))
         return reply
@@ -175,62 +172,38 @@ class HttpTransport:
             "use its URL."
         )
 
-    async def _refusal(self, reply: HttpResponse) -> Refused:
+    async def _refusal(self, reply: HttpResponse, *, was_seen: bool = False) -> Refused:
         refusal = await read_refusal(reply, self.where, self._limits.connect_seconds)
+        refusal.was_seen = was_seen
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("< %s", masked_body(refusal.body))
         return refusal
 
-    def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
-        """Return the answer in a JSON body. Raises InvalidAnswer if it has no answer to the request `request_id`."""
-        frame = self._sort(body, request_id)
-        if frame is None:
-            raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
-        return frame
-
-    def _sort(
-        self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
-    ) -> Frame | None:
+    def _sort(self, data: bytes, request_id: RequestId | None, failures: list[WeftError] | None = None) -> Frame | None:
         """Return the answer to the request `request_id` from the messages in `data`, or None if it is not there.
 
         Requests and notifications of the server are passed to `receive`.
 
-        Raises InvalidAnswer if a message cannot be read. If `faults` is given (on a stream), that error is raised only
-        if the message was meant as the answer. Otherwise the error is logged and stored in `faults`.
+        Raises InvalidAnswer if a message cannot be read. If `failures` is given (on a stream), that error is raised
+        only if the message was meant as the answer. Otherwise the error is logged, and replaces those in `failures`.
         """
-        if wire_log.isEnabledFor(logging.DEBUG):
-            wire_log.debug("< %s", masked_body(data))
+
+        def unreadable(part: bytes, error: ProtocolError) -> None:
+            failure = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
+            if failures is None or (request_id is not None and read_invalid(part)[0] == request_id):
+                raise failure from None
+            self._seldom.warning("%s", failure)
+            failures[:] = [failure]
+
         answer: Frame | None = None
-        try:
-            parts = split_messages(data, self._bounds)
-        except ProtocolError as error:
-            self._unreadable(data, error, request_id, faults)
-            return None
-        for part in parts:
-            try:
-                frame = decode(part, self._bounds)
-            except ProtocolError as error:
-                self._unreadable(part, error, request_id, faults)
-                continue
+        for frame in decode_messages(data, self._bounds, unreadable):
             if not frame.is_response:
                 self._receive(frame, request_id)
-            elif request_id is not None and (
-                frame.id == request_id or is_nameless(frame) or as_sent(frame.id) == request_id
-            ):
+            elif request_id is not None and (as_sent(frame.id) == request_id or is_nameless(frame)):
                 answer = frame
             else:
                 self._seldom.warning("%s answered a request that does not wait for it.", self.where)
         return answer
-
-    def _unreadable(
-        self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
-    ) -> None:
-        fault = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
-        is_answer, named = recover_request_id(part)
-        if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
-            raise fault from None
-        self._seldom.warning("%s", fault)
-        faults[:] = [fault]
 
     # --- streams
 
@@ -242,70 +215,52 @@ class HttpTransport:
         If the stream breaks off, it is resumed, but only with `resumable`.
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
-        faults: list[InvalidAnswer] = []
+        failures: list[WeftError] = []  # the latest; `raise failures.pop()` makes no reference cycle with this frame
         attempt = 0
         while True:
             before = events.last_event_id
-            failure = ConnectionFailed(
-                f"{self.where} ended the stream before its answer was complete; ask again, or look into its log."
-            )
-            frame = None
             try:
-                frame = await self._read(reply, events, request_id, faults)
+                frame = await self._read(reply, events, request_id, failures)
+                if frame is not None:
+                    return frame
+                if not failures:
+                    ended = f"{self.where} ended the stream before its answer was complete"
+                    failures.append(ConnectionFailed(f"{ended}; ask again, or look into its log."))
             except ConnectionFailed as error:
-                faults.clear()  # the stream broke off, so the unreadable event need not have been the answer
-                failure = error
-            finally:
-                if frame is None:
-                    reply.done()
-            if frame is not None:
-                reply.finish()
-                return frame
+                failures[:] = [error]  # instead of an unreadable event, which need not have been the answer
             attempt = 0 if events.last_event_id != before else attempt + 1
             events = self._next_decoder(events)
-            if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
-                try:
-                    raise faults[0] if faults else failure
-                finally:
-                    del faults, failure  # breaks the reference cycle between the exceptions and this frame
-            reply = await self._resume(events, headers, attempt, failure)
+            if not resumable or events.last_event_id is None:
+                raise failures.pop()
+            reply = await self._resume(events, headers, attempt, failures)
 
     async def _resume(
-        self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failure: ConnectionFailed
+        self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failures: list[WeftError]
     ) -> HttpResponse:
         """Ask for the rest of a stream by Last-Event-ID, and return the response that has the rest.
 
-        `failure` is the error with which the stream broke off. `attempt` is the number of attempts so far that brought
-        no new event. Raises the latest failure if no attempt is left, ConnectionFailed if the server cannot resume
-        streams, and Refused if it refuses for another reason.
+        `attempt` is the number of attempts so far that brought no new event. Raises the failure in `failures`, or the
+        failure of the last attempt, if no attempt is left. Raises ConnectionFailed if the server cannot resume streams,
+        and Refused if it refuses for another reason.
         """
         sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
-        while attempt <= self._limits.resumptions:
-            await asyncio.sleep(pause(attempt, events.retry))
-            attempt += 1
+        for number in range(attempt, self._limits.resumptions + 1):
+            await asyncio.sleep(pause(number, events.retry))
             try:
                 reply = await self._exchange("GET", sent, None)
             except ConnectionFailed as error:
-                failure = error
+                failures[:] = [error]
                 continue
             if is_event_stream(reply):
                 return reply
-            if reply.status == _NO_STREAMS:
-                reply.done()
-                raise ConnectionFailed(
-                    f"{self.where} ended the stream before its answer was complete, and does not let the client resume "
-                    "it (HTTP 405). It is not known whether the request was executed."
-                )
-            refusal = await self._refusal(reply)
-            refusal.was_seen = True
-            try:
-                raise refusal
-            finally:
-                del refusal, failure
-        try:
-            raise failure
-        finally:
-            del failure
+            if reply.status != _NO_STREAMS:
+                raise await self._refusal(reply, was_seen=True)
+            reply.done()
+            raise ConnectionFailed(
+                f"{self.where} ended the stream before its answer was complete, and does not let the client resume it "
+                "(HTTP 405). It is not known whether the request was executed."
+            )
+        raise failures.pop()
 
     def _next_decoder(self, events: sse.Decoder) -> sse.Decoder:
         """Return a decoder for the next connection of a stream. It has the last event id and retry time of `events`."""
@@ -314,44 +269,27 @@ class HttpTransport:
         return fresh
 
     async def _read(
-        self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+        self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, failures: list[WeftError]
     ) -> Frame | None:
-        """Read a stream until the answer arrives. Return the answer, or None if the stream ends without one.
+        """Read a stream until the answer arrives, and end the response. Return the answer, or None if there is none.
 
-        If an event cannot be read and was not the answer, its error replaces the error in `faults`. Raises
-        ConnectionFailed if the connection breaks, or if the server stops sending its keep-alive comments.
+        `failures` gets the error of an event that cannot be read and was not the answer. Raises ConnectionFailed if the
+        connection breaks, or if the server stops sending its keep-alive comments.
         """
-        now = asyncio.get_running_loop().time
-        pulse = StreamWatchdog(self._limits.silence_seconds, now())
+
+        def handle(event: sse.Event) -> Frame | None:
+            is_message = event.data and event.event == "message"
+            return self._sort(event.data.encode(), request_id, failures) if is_message else None
+
+        frame = None
         try:
-            async with asyncio.timeout(None) as silence:
-                async for chunk in reply.chunks():
-                    began = now()
-                    for piece in pieces(chunk):
-                        if (frame := self._read_piece(piece, events, request_id, faults)) is not None:
-                            return frame
-                        if now() - began > TURN_SECONDS:
-                            await asyncio.sleep(0)
-                            began = now()
-                    silence.reschedule(pulse.received(chunk, now()))
+            frame = await read_events(reply, events, self._limits, self.where, handle)
         except TimeoutError:
             self._wire.renew()  # idle connections to the same server are probably lost, too
-            raise ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.") from None
-        return None
-
-    def _read_piece(
-        self, piece: bytes, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
-    ) -> Frame | None:
-        try:
-            complete = events.feed(piece)
-        except ValueError as error:
-            raise InvalidAnswer(f"{self.where}: {error}") from None
-        for event in complete:
-            if event.data and event.event == "message":
-                frame = self._sort(event.data.encode(), request_id, faults)
-                if frame is not None:
-                    return frame
-        return None
+            raise fallen_silent(self.where) from None
+        finally:
+            reply.done() if frame is None else reply.finish()
+        return frame
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Open the standalone stream, and open it again whenever it is lost.
@@ -361,36 +299,29 @@ class HttpTransport:
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         now = asyncio.get_running_loop().time
-        attempts, stood = Attempts(), False
+        attempts, was_open = Attempts(), False
         while True:
-            since: float | None = None
-            lost: ConnectionFailed | None = None
             sent = {**self._gotten, **headers}
             if events.last_event_id is not None:
                 sent["Last-Event-ID"] = events.last_event_id
             try:
                 reply = await self._exchange("GET", sent, None)
-                try:
-                    is_stream = is_event_stream(reply)
-                    if stood and not is_stream:
+                if not is_event_stream(reply):
+                    if was_open:
                         raise await self._not_again(reply)
+                    reply.done()
                     opened()
-                    if not is_stream:  # servers need not have a standalone stream
-                        return
-                    stood, since = True, now()
+                    return
+                was_open, since = True, now()
+                opened()
+                try:
                     await self._read(reply, events, None, [])
                 finally:
-                    reply.done()
+                    attempts.took(now() - since)
             except ConnectionFailed as error:
                 log.debug("The standalone stream of %s was lost: %s", self.where, error)
-                lost = error
-            if since is not None:
-                attempts.took(now() - since)
-            if lost is not None and attempts.failed >= self._limits.resumptions:
-                try:
-                    raise lost
-                finally:
-                    del lost
+                if attempts.failed >= self._limits.resumptions:
+                    raise
             events = self._next_decoder(events)
             await asyncio.sleep(attempts.pause(events.retry))
 
@@ -399,15 +330,46 @@ class HttpTransport:
 
         The error is ConnectionFailed if a later attempt may succeed, and Refused if not.
         """
+        if reply.status != _TAKEN and reply.status < 500:
+            return await self._refusal(reply)
+        reply.done()
         if reply.status == _TAKEN:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
-        if reply.status >= 500:  # the server, or a proxy before it, may be restarting
-            return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
-        return await self._refusal(reply)
+        # The server, or a proxy before it, may be restarting.
+        return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
 
 
-def _ignore(frame: Frame, request_id: RequestId | None) -> None:
-    """Do nothing. Used until `open` sets the callback."""
+async def read_events(
+    reply: HttpResponse, events: sse.Decoder, limits: ClientLimits, where: str, handle: Callable[[sse.Event], T | None]
+) -> T | None:
+    """Call `handle` with each event of a stream until it returns a value. Return that value, or None at the end.
+
+    Raises TimeoutError if the server stops sending its keep-alive comments, InvalidAnswer if an event is too large, and
+    ConnectionFailed if the connection breaks.
+    """
+    now = asyncio.get_running_loop().time
+    watchdog = StreamWatchdog(limits.silence_seconds, now())
+    async with asyncio.timeout(None) as silence:
+        async for chunk in reply.chunks():
+            began = now()
+            for piece in pieces(chunk):
+                try:
+                    complete = events.feed(piece)
+                except ValueError as error:
+                    raise InvalidAnswer(f"{where}: {error}") from None
+                for event in complete:
+                    if (found := handle(event)) is not None:
+                        return found
+                if now() - began > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    began = now()
+            silence.reschedule(watchdog.received(chunk, now()))
+    return None
+
+
+def fallen_silent(where: str) -> ConnectionFailed:
+    """Return the error for a stream on which the keep-alive comments of the server do not arrive any more."""
+    return ConnectionFailed(f"{where} sends nothing any more, on a stream that it did not end.")
 
 
 _MOST_AUTHORIZATIONS = 3  # how often one request is sent again after a refusal
