@@ -15,7 +15,6 @@ from itertools import count
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
 
 from weft.eras.base import choose
 from weft.eras.session import SESSION
