@@ -47,18 +47,9 @@ from weft.protocol.names import check_uri, printable
 from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object, json_type
 
 __all__ = [
-    "EMAIL",
-    "Issue",
-    "Titles",
-    "check_answer",
-    "check_form",
-    "fields_with_links",
-    "fields_with_secrets",
-    "form_schema",
-    "has_link",
-    "options_of",
-    "parse_form",
-]
+    "EMAIL", "Issue", "Titles", "check_answer", "check_form", "fields_with_links", "fields_with_secrets", "form_schema",
+    "has_link", "options_of", "parse_form",
+]  # fmt: skip
 
 EMAIL = Field(json_schema_extra={"format": "email"})
 """Marks text as an email address: `Annotated[str, EMAIL]`. Does not need the package email-validator."""
