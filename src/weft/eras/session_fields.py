@@ -38,19 +38,14 @@ from weft.protocol.revisions import (
     STATELESS_2026_07_28,
     Revision,
 )
-from weft.types.base import Annotations, EmptyResult, Implementation, Result
+from weft.types.base import Annotations, CacheableResult, EmptyResult, Implementation, Result
 from weft.types.features import (
     AudioContent,
     CallToolResult,
     EmbeddedResource,
     ImageContent,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListToolsResult,
     Prompt,
     PromptArgument,
-    ReadResourceResult,
     Resource,
     ResourceContents,
     ResourceLink,
@@ -61,7 +56,6 @@ from weft.types.features import (
 from weft.types.interaction import SamplingMessage, ToolResultContent
 from weft.types.lifecycle import (
     ClientCapabilities,
-    DiscoverResult,
     ElicitationCapability,
     ProgressParams,
     SamplingCapability,
@@ -75,18 +69,9 @@ _JUNE = SESSION_2025_06_18.version
 _NOVEMBER = SESSION_2025_11_25.version
 _LATER = STATELESS_2026_07_28.version  # for fields that no revision of this era has
 
-_CACHEABLE = (
-    DiscoverResult,
-    ListToolsResult,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceResult,
-)
-
 _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
     Result: {"result_type": _LATER},  # of every kind of result
-    **{kind: {"ttl_ms": _LATER, "cache_scope": _LATER} for kind in _CACHEABLE},  # extensions may have such fields, too
+    CacheableResult: {"ttl_ms": _LATER, "cache_scope": _LATER},  # not of results of extensions that have such fields
     EmptyResult: {"meta": _LATER},  # allowed, but some clients accept only `{}`
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
     # Not `extensions`: they are part of the handshake, and capabilities are open objects in every revision.

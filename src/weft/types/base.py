@@ -111,6 +111,19 @@ class Result(Struct, kw_only=True):
     meta: Meta | None = field(name="_meta", default=None)
 
 
+class CacheableResult(Result, kw_only=True):
+    """The base of all results that a client may cache, for `ttl_ms` milliseconds."""
+
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class PageResult(CacheableResult, kw_only=True):
+    """The base of all results that are one page of a list. `next_cursor` requests the next page."""
+
+    next_cursor: str | None = None
+
+
 class EmptyResult(Result):
     """A result without content."""
 

@@ -9,7 +9,17 @@ import msgspec
 from msgspec import UNSET, UnsetType, field
 
 from weft.errors import InvalidParams
-from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Role, Struct
+from weft.types.base import (
+    Annotations,
+    CacheableResult,
+    Icon,
+    Meta,
+    NotificationParams,
+    PageResult,
+    Result,
+    Role,
+    Struct,
+)
 from weft.types.lifecycle import InputParams, RequestParams
 
 
@@ -102,13 +112,10 @@ class Tool(Struct):
         return self.title or (self.annotations and self.annotations.title) or self.name
 
 
-class ListToolsResult(Result, kw_only=True):
+class ListToolsResult(PageResult, kw_only=True):
     """One page of tools."""
 
     tools: list[Tool]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
@@ -180,22 +187,16 @@ class ResourceTemplate(Struct):
         return self.title or self.name
 
 
-class ListResourcesResult(Result, kw_only=True):
+class ListResourcesResult(PageResult, kw_only=True):
     """One page of resources."""
 
     resources: list[Resource]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
-class ListResourceTemplatesResult(Result, kw_only=True):
+class ListResourceTemplatesResult(PageResult, kw_only=True):
     """One page of resource templates."""
 
     resource_templates: list[ResourceTemplate]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class ReadResourceParams(InputParams, kw_only=True):
@@ -204,12 +205,10 @@ class ReadResourceParams(InputParams, kw_only=True):
     uri: str
 
 
-class ReadResourceResult(Result, kw_only=True):
+class ReadResourceResult(CacheableResult, kw_only=True):
     """The contents of a resource that was read."""
 
     contents: list[ResourceContents]
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class ResourceUpdatedParams(NotificationParams, kw_only=True):
@@ -256,13 +255,10 @@ class PromptMessage(Struct):
     content: ContentBlock
 
 
-class ListPromptsResult(Result, kw_only=True):
+class ListPromptsResult(PageResult, kw_only=True):
     """One page of prompts."""
 
     prompts: list[Prompt]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class GetPromptParams(InputParams, kw_only=True):
