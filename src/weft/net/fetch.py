@@ -136,11 +136,7 @@ def open_session(
 
 
 async def exchange(
-    session: aiohttp.ClientSession,
-    request: HttpRequest,
-    most_bytes: int,
-    barred: Barred | None = None,
-    **options: Any,
+    session: aiohttp.ClientSession, request: HttpRequest, most_bytes: int, barred: Barred | None = None, **options: Any
 ) -> HttpAnswer:
     """Send a request and return the response. Redirects are not followed. `options` are passed to aiohttp.
 

@@ -1,108 +1,17 @@
 """Define the protocol's messages as structs, one set for all revisions.
 
 Names are those of the specification, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
-revision does not have.
+revision does not have. The public names are those in `__all__` of the four modules.
 """
 
-from weft.types.base import (
-    Annotations,
-    CacheScope,
-    EmptyResult,
-    Icon,
-    Implementation,
-    LogLevel,
-    NotificationParams,
-    Result,
-    Role,
-    Struct,
-)
-from weft.types.features import (
-    AudioContent,
-    CallToolParams,
-    CallToolResult,
-    CompleteArgument,
-    CompleteContext,
-    CompleteParams,
-    CompleteResult,
-    Completion,
-    ContentBlock,
-    EmbeddedResource,
-    GetPromptParams,
-    GetPromptResult,
-    ImageContent,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListToolsResult,
-    Prompt,
-    PromptArgument,
-    PromptMessage,
-    PromptReference,
-    ReadResourceParams,
-    ReadResourceResult,
-    Resource,
-    ResourceContents,
-    ResourceLink,
-    ResourceTemplate,
-    ResourceTemplateReference,
-    ResourceUpdatedParams,
-    SubscribeParams,
-    TextContent,
-    Tool,
-    ToolAnnotations,
-)
-from weft.types.interaction import (
-    AcknowledgedParams,
-    CreateMessageParams,
-    CreateMessageResult,
-    ElicitParams,
-    ElicitResult,
-    InputRequest,
-    InputRequiredResult,
-    ListenParams,
-    ListRootsResult,
-    ModelHint,
-    ModelPreferences,
-    Root,
-    SamplingMessage,
-    SubscriptionFilter,
-    ToolChoice,
-    ToolResultContent,
-    ToolUseContent,
-)
-from weft.types.lifecycle import (
-    CancelledParams,
-    ClientCapabilities,
-    DiscoverResult,
-    ElicitationCapability,
-    InitializeParams,
-    InitializeResult,
-    InputParams,
-    ListChangedCapability,
-    LogMessageParams,
-    PaginatedParams,
-    ProgressParams,
-    RequestMeta,
-    RequestParams,
-    ResourcesCapability,
-    RootsCapability,
-    SamplingCapability,
-    ServerCapabilities,
-    SetLevelParams,
-)
+from weft.types import base, features, interaction, lifecycle
+from weft.types.base import *  # noqa: F403
+from weft.types.features import *  # noqa: F403
+from weft.types.interaction import *  # noqa: F403
+from weft.types.lifecycle import *  # noqa: F403
 
-__all__ = [
-    "AcknowledgedParams", "Annotations", "AudioContent", "CacheScope", "CallToolParams", "CallToolResult",
-    "CancelledParams", "ClientCapabilities", "CompleteArgument", "CompleteContext", "CompleteParams", "CompleteResult",
-    "Completion", "ContentBlock", "CreateMessageParams", "CreateMessageResult", "DiscoverResult", "ElicitParams",
-    "ElicitResult", "ElicitationCapability", "EmbeddedResource", "EmptyResult", "GetPromptParams", "GetPromptResult",
-    "Icon", "ImageContent", "Implementation", "InitializeParams", "InitializeResult", "InputParams", "InputRequest",
-    "InputRequiredResult", "ListChangedCapability", "ListPromptsResult", "ListResourceTemplatesResult",
-    "ListResourcesResult", "ListRootsResult", "ListToolsResult", "ListenParams", "LogLevel", "LogMessageParams",
-    "ModelHint", "ModelPreferences", "NotificationParams", "PaginatedParams", "ProgressParams", "Prompt",
-    "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams", "ReadResourceResult", "RequestMeta",
-    "RequestParams", "Resource", "ResourceContents", "ResourceLink", "ResourceTemplate", "ResourceTemplateReference",
-    "ResourceUpdatedParams", "ResourcesCapability", "Result", "Role", "Root", "RootsCapability", "SamplingCapability",
-    "SamplingMessage", "ServerCapabilities", "SetLevelParams", "Struct", "SubscribeParams", "SubscriptionFilter",
-    "TextContent", "Tool", "ToolAnnotations", "ToolChoice", "ToolResultContent", "ToolUseContent",
-]  # fmt: skip
+__all__: list[str] = []
+__all__ += base.__all__
+__all__ += features.__all__
+__all__ += interaction.__all__
+__all__ += lifecycle.__all__

@@ -10,6 +10,11 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import NODEFAULT, UNSET, field
 
+__all__ = [
+    "Annotations", "CacheScope", "EmptyResult", "Icon", "Implementation", "LogLevel", "NotificationParams", "Result",
+    "Role", "Struct",
+]  # fmt: skip
+
 JsonObject = dict[str, Any]
 Meta = dict[str, Any]
 Role = Literal["user", "assistant"]

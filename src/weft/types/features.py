@@ -22,6 +22,15 @@ from weft.types.base import (
 )
 from weft.types.lifecycle import InputParams, RequestParams
 
+__all__ = [
+    "AudioContent", "CallToolParams", "CallToolResult", "CompleteArgument", "CompleteContext", "CompleteParams",
+    "CompleteResult", "Completion", "ContentBlock", "EmbeddedResource", "GetPromptParams", "GetPromptResult",
+    "ImageContent", "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult", "ListToolsResult",
+    "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams", "ReadResourceResult",
+    "Resource", "ResourceContents", "ResourceLink", "ResourceTemplate", "ResourceTemplateReference",
+    "ResourceUpdatedParams", "SubscribeParams", "TextContent", "Tool", "ToolAnnotations",
+]  # fmt: skip
+
 
 class TextContent(Struct, tag="text", tag_field="type"):
     """A piece of text."""

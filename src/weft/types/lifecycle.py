@@ -19,6 +19,13 @@ from weft.types.base import (
     Struct,
 )
 
+__all__ = [
+    "CancelledParams", "ClientCapabilities", "DiscoverResult", "ElicitationCapability", "InitializeParams",
+    "InitializeResult", "InputParams", "ListChangedCapability", "LogMessageParams", "PaginatedParams", "ProgressParams",
+    "RequestMeta", "RequestParams", "ResourcesCapability", "RootsCapability", "SamplingCapability",
+    "ServerCapabilities", "SetLevelParams",
+]  # fmt: skip
+
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
 CLIENT_CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
