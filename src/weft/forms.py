@@ -572,7 +572,7 @@ _FORMATS: Mapping[str, tuple[re.Pattern[str], Callable[[str], Any], str]] = {
     "date": (re.compile(_DATE), date.fromisoformat, "a date that exists, written YYYY-MM-DD"),
     "date-time": (
         re.compile(_DATE_TIME),
-        lambda text: datetime.fromisoformat(text[: len("2024-01-01T00:00:00")]),
+        lambda text: datetime.fromisoformat(text[:19]),  # without the fraction and the offset
         "a time that exists, written YYYY-MM-DDThh:mm:ss and then Z or an offset",
     ),
 }

@@ -1,16 +1,18 @@
 """Define the protocol's messages as structs, one set for all revisions.
 
 Names are those of the specification, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
-revision does not have. The public names are those in `__all__` of the four modules.
+revision does not have. Each module lists its public structs.
 """
 
 from weft.types import base, features, interaction, lifecycle
-from weft.types.base import *  # noqa: F403
+from weft.types.base import *  # noqa: F403 - the names are in its `__all__`
+from weft.types.base import CacheScope, LogLevel, Role
 from weft.types.features import *  # noqa: F403
+from weft.types.features import ContentBlock
 from weft.types.interaction import *  # noqa: F403
 from weft.types.lifecycle import *  # noqa: F403
 
-__all__: list[str] = []
+__all__ = ["CacheScope", "ContentBlock", "LogLevel", "Role"]
 __all__ += base.__all__
 __all__ += features.__all__
 __all__ += interaction.__all__

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, field
 
 __all__ = [
-    "Annotations", "CacheScope", "EmptyResult", "Icon", "Implementation", "LogLevel", "NotificationParams", "Result",
-    "Role", "Struct",
+    "Annotations", "EmptyResult", "Icon", "Implementation", "NotificationParams", "Result", "Struct",
 ]  # fmt: skip
 
 JsonObject = dict[str, Any]

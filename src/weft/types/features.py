@@ -24,11 +24,11 @@ from weft.types.lifecycle import InputParams, RequestParams
 
 __all__ = [
     "AudioContent", "CallToolParams", "CallToolResult", "CompleteArgument", "CompleteContext", "CompleteParams",
-    "CompleteResult", "Completion", "ContentBlock", "EmbeddedResource", "GetPromptParams", "GetPromptResult",
-    "ImageContent", "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult", "ListToolsResult",
-    "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams", "ReadResourceResult",
-    "Resource", "ResourceContents", "ResourceLink", "ResourceTemplate", "ResourceTemplateReference",
-    "ResourceUpdatedParams", "SubscribeParams", "TextContent", "Tool", "ToolAnnotations",
+    "CompleteResult", "Completion", "EmbeddedResource", "GetPromptParams", "GetPromptResult", "ImageContent",
+    "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult", "ListToolsResult", "Prompt",
+    "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams", "ReadResourceResult", "Resource",
+    "ResourceContents", "ResourceLink", "ResourceTemplate", "ResourceTemplateReference", "ResourceUpdatedParams",
+    "SubscribeParams", "TextContent", "Tool", "ToolAnnotations",
 ]  # fmt: skip
 
 
