@@ -206,10 +206,8 @@ def _host_rule(entry: str) -> _Place:
         text = f"[{text}]"
     place = _parse_host(text)
     if place is None:
-        raise UsageError(
-            f"allowed_hosts= has the entry {entry!r}, which is not a host; write a name or address with or without "
-            "a port, such as 'api.example.com', 'api.example.com:8443', '[::1]' or '*.example.com'."
-        )
+        known = "'api.example.com', 'api.example.com:8443', '[::1]' or '*.example.com'"
+        raise UsageError(f"allowed_hosts= has the entry {entry!r}, which is not a host; write one such as {known}.")
     return replace(place, subdomains=subdomains)
 
 
@@ -238,10 +236,8 @@ class _Origins:
 def _origin_rule(entry: str, setting: str) -> _Place:
     origin = _parse_origin(entry.replace("://*.", "://", 1))
     if origin is None:
-        raise UsageError(
-            f"{setting}= has the entry {entry!r}, which is not an origin; write scheme and host without a "
-            "path, such as 'https://app.example.com' or 'http://localhost:3000'."
-        )
+        known = "'https://app.example.com' or 'http://localhost:3000', without a path"
+        raise UsageError(f"{setting}= has the entry {entry!r}, which is not an origin; write one such as {known}.")
     return replace(origin, subdomains="://*." in entry)
 
 

@@ -231,18 +231,13 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
     for node, place, path in _annotated(schema):
         where = f"The {_ANNOTATION} at {place!r}"
         if not path:
-            raise ValueError(
-                f"{where} is not on a property that is reached from the root only through 'properties'; "
-                "annotate a parameter itself, or a property of a nested object that is written inline."
-            )
+            raise ValueError(f"{where} must be on a property that is reached from the root only through 'properties'.")
         name = node[_ANNOTATION]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
         if node.get("type") not in _MIRRORED_TYPES:
-            raise ValueError(
-                f"{where} is on a property whose type is not integer, string or boolean; give it exactly one of these "
-                "as its 'type' (an optional argument is left out, not null), or remove the annotation."
-            )
+            kinds = "not integer, string or boolean; give it exactly one of these as its 'type'"
+            raise ValueError(f"{where} is on a property whose type is {kinds}, or remove the annotation.")
         mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
         if mirror.field in found:
             other = ".".join(found[mirror.field].path)
@@ -304,10 +299,7 @@ def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mappin
         if value is not None:
             _check_repeated(mirror.header, header, value, argument)
         elif header is not None:
-            raise HeaderMismatch(
-                f"Header mismatch: {mirror.header} was sent, but the body does not have {argument}; "
-                "omit the header, or send the argument."
-            )
+            raise HeaderMismatch(f"Header mismatch: {mirror.header} was sent, but the body does not have {argument}.")
 
 
 def check_name(header: str | None, expected: str) -> None:

@@ -143,10 +143,7 @@ class Journal:
         answer is asked again when the handler runs again. Raises ValueError if there are more than `limit` answers.
         """
         if len(responses) > limit:
-            raise ValueError(
-                f"`inputResponses` has {len(responses)} entries, but at most {limit} are allowed; "
-                "send only answers to questions of this call."
-            )
+            raise ValueError(f"`inputResponses` has {len(responses)} entries, but at most {limit} are allowed.")
         for key, question in self.pending.items():
             if key in responses:
                 self.answers[key] = RecordedAnswer(question, responses[key])

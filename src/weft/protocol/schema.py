@@ -266,10 +266,8 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
     place = "/".join(str(step) for step in error.instance_path)
     kind = type(error.kind).__name__
     if kind == "Referencing":
-        return SchemaError(
-            f"A reference cannot be resolved: {error.message[:300]}. References are never fetched; "
-            "put the target of the reference under $defs in the schema itself."
-        )
+        remedy = "References are never fetched; put the target under $defs in the schema itself."
+        return SchemaError(f"A reference cannot be resolved: {error.message[:300]}. {remedy}")
     if kind == "Format" and error.message.endswith('"regex"'):
         return SchemaError(
             f"The regular expression at {place!r} cannot be used: it is malformed, too large, or needs look-around or "
@@ -280,10 +278,8 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
             f"The schema is not valid JSON Schema at {place!r}: {_shown(error.instance)} is not a type. The types are "
             f"{', '.join(_TYPES)}. Correct it."
         )
-    return SchemaError(
-        f"The schema is not valid JSON Schema at {place or 'its root'!r}: {_sentence(error.message, error.instance)} "
-        "Correct it."
-    )
+    problem = _sentence(error.message, error.instance)
+    return SchemaError(f"The schema is not valid JSON Schema at {place or 'its root'!r}: {problem} Correct it.")
 
 
 def _shown(value: Any) -> str:

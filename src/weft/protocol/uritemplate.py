@@ -215,12 +215,8 @@ def _parse(text: str) -> Iterable[str | _Expression]:
 
 
 def _parse_literal(text: str, token: re.Match[str]) -> str:
-    wrong = _NOT_LITERAL.search(text, token.start(), token.end())
-    if wrong:
-        raise ValueError(
-            f"The URI template {text!r} has {wrong[0]!r} at {wrong.start()}, which a URI cannot have there; "
-            "percent-encode it."
-        )
+    if wrong := _NOT_LITERAL.search(text, token.start(), token.end()):
+        raise ValueError(f"The URI template {text!r} has {wrong[0]!r} at {wrong.start()}; percent-encode it.")
     return _encode(token[0], reserved=True)
 
 
@@ -234,10 +230,7 @@ def _parse_expression(text: str, token: re.Match[str]) -> _Expression:
     for spec in body[len(operator.symbol) :].split(","):
         found = _VARIABLE.fullmatch(spec)
         if found is None:
-            raise ValueError(
-                f"{place}, where {spec!r} is not a variable; write a name of letters, digits and '_', "
-                "optionally followed by '*' or by ':' and a length up to 9999."
-            )
+            raise ValueError(f"{place}, where {spec!r} is not a variable; write it as name, name* or name:9.")
         variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
     return _Expression(operator, tuple(variables))
 
@@ -309,10 +302,8 @@ def _scalar(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return str(value)
-    raise ValueError(
-        f"The variable {name!r} has a value of type {type(value).__name__}; "
-        "give text, a number, or a flat list or mapping of these."
-    )
+    kind = type(value).__name__
+    raise ValueError(f"The variable {name!r} has a value of type {kind}; give text, a number, or a flat list of these.")
 
 
 # --- matching
@@ -334,10 +325,8 @@ def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[
             # Both together are one list of parameters, which may come in any order.
             takers[-1] = msgspec.structs.replace(previous, variables=previous.variables + part.variables)
         elif isinstance(previous, _Taker) and symbol in ("", "+"):
-            raise ValueError(
-                f"The URI template {text!r} has two expressions side by side, so that a match cannot tell where the "
-                f"first one ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
-            )
+            remedy = f"put a literal before {part.variables[0].name!r}, or one of . / ; ? & #"
+            raise ValueError(f"The URI template {text!r} has two expressions side by side; {remedy}.")
         else:
             chars = _chars(part, parts[index + 1 :])
             takers.append(_Taker(part.operator, part.variables, chars, re.compile(f"{_class(chars)}+").finditer))
