@@ -69,7 +69,6 @@ _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
     features.ImageContent: {"meta": _JUNE},
     features.AudioContent: {"meta": _JUNE},
     features.EmbeddedResource: {"meta": _JUNE},
-    features.ResourceLink: {"icons": _NOVEMBER},
     interaction.SamplingMessage: {"meta": _NOVEMBER},
     lifecycle.ProgressParams: {"message": _MARCH},
 }

@@ -14,6 +14,7 @@ Schemas that Weft makes from signatures are not checked in this way.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -55,18 +56,16 @@ _MAX_RESOURCES = 32  # parts of a schema that have an `$id`
 _SMALL = 500  # a schema with fewer parts is not measured, if no part checks all members of a value
 _NUMBER_WORK = 100  # work for a float, which the engine compares digit by digit
 _CHARACTERS_PER_VALUE = 64
-_UNEVALUATED_TIMES = 3  # with `unevaluated…`, the engine evaluates the other parts for the same value three times
-
-# Keywords by what their subschemas check: the same value, every member of it, or one certain member.
-_AT_SAME_VALUE = ("allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then")
-_REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
+_ONE_AT_SAME_VALUE = ("not", "if", "then", "else")
+_SEVERAL_AT_SAME_VALUE = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
-_AT_EVERY_MEMBER = _UNEVALUATED | {
-    "additionalItems", "additionalProperties", "contains", "items", "patternProperties", "propertyNames", "uniqueItems",
-}  # fmt: skip
-_AT_MEMBERS = _AT_EVERY_MEMBER | {"prefixItems", "properties"}
-_MULTIPLYING = _AT_EVERY_MEMBER | {*_REFERENCES, "pattern"}
-_BY_NAME = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"})  # have a schema per name
+_UNEVALUATED_TIMES = 3  # with these keywords, the engine evaluates the other parts for the same value three times
+_IN_ARRAY = frozenset({"additionalItems", "contains", "items", "prefixItems", "unevaluatedItems", "uniqueItems"})
+_IN_OBJECT = frozenset({
+    "additionalProperties", "patternProperties", "properties", "propertyNames", "unevaluatedProperties",
+})  # fmt: skip
+_MULTIPLYING = (_IN_ARRAY | _IN_OBJECT | {*_REFERENCES, "pattern"}) - {"properties", "prefixItems"}
 _LISTED = (
     "const", "dependentRequired", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf",
     "required",
@@ -300,20 +299,22 @@ class _Cost:
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        self._schema = schema
+        self.schema = schema
         self._resources: list[Any] = [schema]
         self._anchors: dict[str, list[Any]] = {}
         self._own: dict[int, int] = {}  # work of a part without its subschemas, by `id(part)`
+        self._together: dict[int, list[dict[str, Any]]] = {}  # parts that check the same value, by `id(first part)`
         self._costs: dict[tuple[int, int], int] = {}  # results of `_cost_at`, by `id(part)` and depth
         self._left = 0  # number of parts that may still be visited
         id_keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-        for node in filter(is_object, _walk(schema)):
-            self._own[id(node)] = _own_work(node)
-            for name in (node.get("$anchor"), node.get("$dynamicAnchor")):
-                if isinstance(name, str):
-                    self._anchors.setdefault(name, []).append(node)
-            if isinstance(node.get(id_keyword), str) and node is not schema:
-                self._resources.append(node)
+        for node in _walk(schema):
+            if is_object(node):
+                self._own[id(node)] = _own_work(node)
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(name := node.get(keyword), str):
+                        self._anchors.setdefault(name, []).append(node)
+                if isinstance(node.get(id_keyword), str) and node is not schema:
+                    self._resources.append(node)
         if len(self._resources) > _MAX_RESOURCES:
             raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
@@ -322,37 +323,57 @@ class _Cost:
         self._left = _MAX_PARTS
         data = msgspec.json.encode(value)
         values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
-        return values * self._cost_at(self._schema, _depth(value))
+        return values * self._cost_at(self.schema, _depth(value))
 
     def _cost_at(self, part: Any, depth: int) -> int:
         """Return the work of the schema part `part` for one value, which contains `depth` nested levels."""
         self._left -= 1
-        if not is_object(part):
-            return 1
-        if (known := self._costs.get((id(part), depth))) is not None:
-            return known
-        parts = self._parts_at_same_value(part)
-        cost = sum(self._own[id(one)] for one in parts)
-        if depth:
-            cost = max(cost, sum(self._cost_of_member(one, depth - 1) for one in parts))
         if self._left < 0:
             return _MAX_WORK + 1
-        self._costs[id(part), depth] = cost = min(cost, _MAX_WORK + 1)
+        if not is_object(part):
+            return 1
+        key = id(part), depth
+        if (known := self._costs.get(key)) is not None:
+            return known
+        parts = self._parts_at_same_value(part)
+        costs = [sum(self._own[id(one)] for one in parts)]
+        if depth:
+            costs += [self._cost_of_member(parts, keywords, depth - 1) for keywords in (_IN_ARRAY, _IN_OBJECT)]
+        cost = min(max(costs), _MAX_WORK + 1)
+        if self._left < 0:
+            return _MAX_WORK + 1
+        self._costs[key] = cost
         return cost
 
-    def _cost_of_member(self, part: dict[str, Any], depth: int) -> int:
-        """Return the work of the subschemas of `part` for a member, which contains `depth` nested levels."""
-        total = 0
-        for keyword in _AT_MEMBERS & part.keys() if self._left >= 0 else ():
-            costs = [self._cost_at(child, depth) for child in _subschemas(part, keyword)]
-            total += sum(costs) if keyword == "patternProperties" else max(costs, default=0)
-        return total
+    def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
+        """Return the work of `parts` for that member of an array or object which takes the most work.
+
+        `keywords` are the schema keywords whose subschemas check members. The member has `depth` nested levels.
+        """
+        everywhere, by_place = 0, Counter[str | int]()
+        for part in parts:
+            for keyword in keywords & part.keys():
+                inner = part[keyword]
+                if keyword == "properties" and is_object(inner):
+                    for name, child in inner.items():
+                        by_place[name] += self._cost_at(child, depth)
+                elif is_array(inner):
+                    for place, child in enumerate(inner):
+                        by_place[place] += self._cost_at(child, depth)
+                elif keyword == "patternProperties":
+                    everywhere += sum(self._cost_at(child, depth) for child in _members(inner))
+                else:
+                    everywhere += self._cost_at(inner, depth)
+        return everywhere + max(by_place.values(), default=0)
 
     def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
         """Return `first` and all parts that check the same value.
 
         If the engine evaluates a part several times, the list contains it several times.
         """
+        if (known := self._together.get(id(first))) is not None:
+            self._left -= len(known)
+            return known
         found: list[dict[str, Any]] = []
         pending: list[tuple[Any, frozenset[int]]] = [(first, frozenset())]  # each with the references that led to it
         while pending and self._left >= 0:
@@ -361,13 +382,16 @@ class _Cost:
             if not is_object(part):
                 continue
             found.append(part)
-            inner = [child for keyword in _AT_SAME_VALUE for child in _subschemas(part, keyword)]
+            inner: list[Any] = [part[keyword] for keyword in _ONE_AT_SAME_VALUE if keyword in part]
+            inner += [child for keyword in _SEVERAL_AT_SAME_VALUE for child in _members(part.get(keyword))]
             children: list[tuple[Any, frozenset[int]]] = [(child, trail) for child in inner]
             for reference in (part[keyword] for keyword in _REFERENCES if isinstance(part.get(keyword), str)):
                 # The engine does not follow a reference again that leads back to itself at the same value.
                 targets = [target for target in self._resolve(reference) if id(target) not in trail]
                 children += [(target, trail | {id(target)}) for target in targets]
             pending += children * (1 if _UNEVALUATED.isdisjoint(part) else _UNEVALUATED_TIMES)
+        if self._left >= 0:
+            self._together[id(first)] = found
         return found
 
     def _resolve(self, reference: str) -> list[Any]:
@@ -376,6 +400,8 @@ class _Cost:
         There can be several, because the base URI of the reference is not known.
         """
         fragment = unquote(reference.partition("#")[2])
+        if not fragment:
+            return self._resources
         if not fragment.startswith("/"):
             return self._anchors.get(fragment, self._resources)
         steps = [step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")]
@@ -390,13 +416,6 @@ def _find(node: Any, steps: list[str]) -> Any:
         else:
             node = node.get(step) if is_object(node) else None
     return node
-
-
-def _subschemas(part: dict[str, Any], keyword: str) -> Iterable[Any]:
-    inner = part.get(keyword)
-    if inner is None or keyword in _BY_NAME or is_array(inner):
-        return _members(inner)
-    return [inner]
 
 
 def _own_work(part: dict[str, Any]) -> int:

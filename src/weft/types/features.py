@@ -58,8 +58,8 @@ class AudioContent(Struct, tag="audio", tag_field="type"):
     meta: Meta | None = field(name="_meta", default=None)
 
 
-class ResourceLink(Struct, tag="resource_link", tag_field="type"):
-    """A pointer to a resource that can be read."""
+class Resource(Struct):
+    """A resource as a client sees it."""
 
     uri: str
     name: str
@@ -70,6 +70,15 @@ class ResourceLink(Struct, tag="resource_link", tag_field="type"):
     icons: list[Icon] | None = None
     annotations: Annotations | None = None
     meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or self.name
+
+
+class ResourceLink(Resource, tag="resource_link", tag_field="type"):
+    """A pointer to a resource that can be read."""
 
 
 class ResourceContents(Struct):
@@ -157,25 +166,6 @@ class CallToolResult(Result, kw_only=True, omit_defaults=True):
     content: list[ContentBlock]
     structured_content: Any = UNSET
     is_error: bool = False
-
-
-class Resource(Struct):
-    """A resource as a client sees it."""
-
-    uri: str
-    name: str
-    title: str | None = None
-    description: str | None = None
-    mime_type: str | None = None
-    size: int | None = None
-    icons: list[Icon] | None = None
-    annotations: Annotations | None = None
-    meta: Meta | None = field(name="_meta", default=None)
-
-    @property
-    def display_name(self) -> str:
-        """Return the name to show to people."""
-        return self.title or self.name
 
 
 class ResourceTemplate(Struct):
