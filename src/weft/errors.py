@@ -38,32 +38,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "AuthorizationFailed",
-    "CannotAnswer",
-    "ConnectionFailed",
-    "HeaderMismatch",
-    "InternalError",
-    "InvalidAnswer",
-    "InvalidParams",
-    "InvalidRequest",
-    "MethodNotFound",
-    "MissingCapability",
-    "NoBackChannelError",
-    "ParseError",
-    "ProtocolError",
-    "QuestionFailed",
-    "RegistrationError",
-    "RemoteError",
-    "RequestTimeout",
-    "ResourceNotFound",
-    "StartError",
-    "ToolError",
-    "UndeclaredExtension",
-    "UnsupportedVersion",
-    "UsageError",
-    "VersionMismatch",
+    "AuthorizationFailed", "CannotAnswer", "ConnectionFailed", "HeaderMismatch", "InternalError", "InvalidAnswer",
+    "InvalidParams", "InvalidRequest", "MethodNotFound", "MissingCapability", "NoBackChannelError", "ParseError",
+    "ProtocolError", "QuestionFailed", "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound",
+    "StartError", "ToolError", "UndeclaredExtension", "UnsupportedVersion", "UsageError", "VersionMismatch",
     "WeftError",
-]
+]  # fmt: skip
 
 
 class WeftError(Exception):

@@ -47,18 +47,9 @@ from weft.protocol.names import check_uri, printable
 from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object, json_type
 
 __all__ = [
-    "EMAIL",
-    "Issue",
-    "Titles",
-    "check_answer",
-    "check_form",
-    "fields_with_links",
-    "fields_with_secrets",
-    "form_schema",
-    "has_link",
-    "options_of",
-    "parse_form",
-]
+    "EMAIL", "Issue", "Titles", "check_answer", "check_form", "fields_with_links", "fields_with_secrets", "form_schema",
+    "has_link", "options_of", "parse_form",
+]  # fmt: skip
 
 EMAIL = Field(json_schema_extra={"format": "email"})
 """Marks text as an email address: `Annotated[str, EMAIL]`. Does not need the package email-validator."""
@@ -68,7 +59,6 @@ _SECRET = re.compile(
     r"(?:^|_)(?:password|passphrase|passcode|passwd|pwd|pin|secret|token|api_?key|access_?key|private_?key|credentials?"
     r"|card_?number|cvc|cvv)(?:_|$)"
 )
-_FORMATS = ("email", "uri", "date", "date-time")
 _SELECT = {"enum", "enumNames", "oneOf"}
 _KEYWORDS: Mapping[str, set[str]] = {
     "string": {"minLength", "maxLength", "format", *_SELECT},
@@ -90,12 +80,8 @@ _ALLOWED = (
 )
 _MAX_ISSUES = 10
 _LINK = re.compile("https?://", re.IGNORECASE)
-_UNUSABLE = (
-    PydanticUserError,
-    NameError,
-    ImportError,
-    ValueError,
-)  # raised by pydantic and `Titles` for a model without a schema
+# What pydantic and `Titles` raise for a model without a schema.
+_UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)  # eq=False makes it hashable, which `Annotated[..., Titles(...)] | None` needs
@@ -144,7 +130,7 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(model, Mapping):
         return check_form(model)
-    return msgspec.json.decode(_form(model).encoded, type=dict[str, Any])  # a cheap copy
+    return _copied(_form(model).schema)
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +141,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
     """
-    plain = _plain(schema)
+    plain = _copied(schema)
     if plain.get("type") != "object" or not is_object(plain.get("properties")):
         raise ValueError(f'The schema of a form must have "type": "object" and "properties". {_ALLOWED}')
     if unknown := sorted(set(plain) - set(_ROOT) - _ROOT_LEFT_OUT):
@@ -255,7 +241,6 @@ def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_other
 class _Form:
     adapter: TypeAdapter[Any]
     schema: dict[str, Any]
-    encoded: bytes
     may_be_none: list[str]
     nullable: list[str]  # optional fields without a default, which become None if the answer does not have them
     forbids_others: bool
@@ -281,8 +266,7 @@ def _form(model: type) -> _Form:
     nullable = [name for name in schema.get("required", ()) if name in may_be_none]
     required = [name for name in schema.get("required", ()) if name not in nullable]
     form = {"type": "object", "properties": fields, **({"required": required} if required else {})}
-    encoded = msgspec.json.encode(form)
-    return _Form(adapter, form, encoded, may_be_none, nullable, schema.get("additionalProperties") is False)
+    return _Form(adapter, form, may_be_none, nullable, schema.get("additionalProperties") is False)
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
@@ -307,37 +291,34 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
     if len(values) == 1 and len(options) > 1:
         del field["anyOf"]
         field, may_be_none = {**values[0], **field}, True
-    field = _choice(_resolved(field, definitions))
-    step = (
-        1 if field.get("type") == "integer" else 0
-    )  # for integers, > 5 is the same as >= 6; for other numbers, >= 5 is sent, and the model checks > 5
+    field = _resolved(field, definitions)
+    # For integers, > 5 is the same as >= 6. For other numbers, >= 5 is sent, and the model checks > 5.
+    step = 1 if field.get("type") == "integer" else 0
     if (above := field.get("exclusiveMinimum")) is not None:
         field.setdefault("minimum", above + step)
     if (below := field.get("exclusiveMaximum")) is not None:
         field.setdefault("maximum", below - step)
     if is_object(items := field.get("items")):
-        field["items"] = items = _several(_choice(_resolved(items, definitions)))
+        field["items"] = items = _several(_resolved(items, definitions))
         if is_array(default := field.get("default")):  # a set has another order in each process
-            order = _options(items)
+            order = options_of(items)
             field["default"] = sorted(default, key=lambda option: order.index(option) if option in order else -1)
     left_out = [*_UNSAID, "default"] if field.get("default") is None else _UNSAID
     return {keyword: value for keyword, value in field.items() if keyword not in left_out}, may_be_none
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Replace the `$ref` of a schema by its target. The title of the target is left out, because it is a class name."""
-    reference = schema.get("$ref")
-    if reference is None:
-        return schema
-    target = {key: value for key, value in definitions[reference.rpartition("/")[2]].items() if key != "title"}
-    return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    """Return a schema with the target of its `$ref` instead of the `$ref`, and a `const` as an `enum` of one option.
 
-
-def _choice(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema in which a `const` is written as an `enum` with one option."""
+    The title of the target is left out, because it is a class name.
+    """
+    schema = dict(schema)
+    if reference := schema.pop("$ref", None):
+        target = {key: value for key, value in definitions[reference.rpartition("/")[2]].items() if key != "title"}
+        schema = {**target, **schema}
     if isinstance(schema.get("const"), str):
-        return {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
-    return dict(schema)
+        schema["enum"] = [schema.pop("const")]
+    return schema
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
@@ -411,7 +392,7 @@ def _wrong(field: Any) -> str | None:
     if format == "password":
         return "a form must not ask for secrets; send the user to a page with `elicit_url`"
     if format is not None and format not in _FORMATS:
-        return f"its format is {str(format)[:40]!r}, but a form can only have {_listed(_FORMATS)}"
+        return f"its format is {str(format)[:40]!r}, but a form can only have {_listed([*_FORMATS])}"
     return _wrong_options(field) if _SELECT & set(field) else None
 
 
@@ -431,7 +412,7 @@ def _wrong_options(field: dict[str, Any]) -> str | None:
     titled = field.get("oneOf", field.get("anyOf", []))
     if not is_array(titled) or not all(_is_titled(option) for option in titled):
         return 'each option with a title must be {"const": text, "title": text}'
-    options = _options(field)
+    options = options_of(field)
     if not options or not all(isinstance(option, str) for option in options):
         return "its options are not all text"
     if len(set(options)) < len(options):
@@ -446,11 +427,6 @@ def _is_titled(option: Any) -> bool:
     return is_object(option) and set(option) == {"const", "title"} and isinstance(option["title"], str)
 
 
-def _options(field: dict[str, Any]) -> list[Any]:
-    options = options_of(field)
-    return options if is_array(options) else []
-
-
 def _wrong_default(field: dict[str, Any]) -> str | None:
     """Return why the default of a field is not a valid answer; None if it is valid, or if there is no default."""
     if "default" not in field:
@@ -462,14 +438,12 @@ def _wrong_default(field: dict[str, Any]) -> str | None:
 # --- schemas as JSON, and the errors about an answer
 
 
-def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a schema in JSON types; raise SchemaError if it contains other types."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        raise SchemaError(
-            "The schema of a form can only contain dicts, lists, text, numbers, booleans and None."
-        ) from None
+        raise SchemaError("A form's schema can only contain dicts, lists, text, numbers, booleans and None.") from None
     return copy
 
 
@@ -510,15 +484,6 @@ def _listed(words: Sequence[str]) -> str:
 Issue = tuple[str, str]
 """The name of a wrong field, and a sentence that says what is wrong."""
 
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_EMAIL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})*")
-_EMAIL_LENGTH = 254
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_DATE_TIME = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?(?:[Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-
 
 def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Issue]:
     """Return the errors in an answer, at most one for each field. The errors never show values.
@@ -530,10 +495,8 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
     found: list[Issue] = []
     required = form.get("required", ())
     for name, field in form["properties"].items():
-        if name in answer:
-            wrong = _CHECKS[field["type"]](field, answer[name])
-        else:
-            wrong = "it is missing" if name in required else None
+        missing = "it is missing" if name in required else None
+        wrong = _wrong_answer(field, answer[name]) if name in answer else missing
         if wrong:
             found.append((name, f"{wrong}."))
     return found
@@ -542,102 +505,83 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
     """Return the options in the schema of a field, or in the `items` of a list; empty if there are no options."""
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
-    options: Sequence[Any] = field.get("enum", [option["const"] for option in titled])
-    return options
+    options = field.get("enum", [option["const"] for option in titled])
+    return options if is_array(options) else []
 
 
-# --- one check for each type of field: it returns what is wrong, or None
-
-
-def _check_text(field: Mapping[str, Any], value: Any) -> str | None:
-    if not isinstance(value, str):
-        return _other_than("text", value)
-    options = options_of(field)
-    if options and value not in options:
+def _wrong_answer(field: Mapping[str, Any], value: Any) -> str | None:
+    """Return what is wrong with the answer to one field, or None if it is valid."""
+    kind = field["type"]
+    expected, is_right = _TYPES[kind]
+    if not is_right(value):
+        return f"it should be {expected}; it is {json_type(value)}"
+    if kind == "array":
+        options = options_of(field["items"])
+        if not all(isinstance(item, str) and item in options for item in value):
+            return "it should contain only options of the form"
+        if len(set(value)) < len(value):
+            return "it should not contain an option twice"
+        return _out_of_bounds(len(value), field.get("minItems"), field.get("maxItems"), "options")
+    if kind != "string":
+        return _out_of_bounds(value, field.get("minimum"), field.get("maximum"))
+    if (options := options_of(field)) and value not in options:
         return "it should be one of the options"
-    if wrong := _bounds(len(value), field.get("minLength"), field.get("maxLength"), "characters"):
-        return wrong
+    wrong = _out_of_bounds(len(value), field.get("minLength"), field.get("maxLength"), "characters")
     format = field.get("format")
-    if format is not None and not _FORMAT_CHECKS[format][0](value):
-        return f"it should be {_FORMAT_CHECKS[format][1]}"
-    return None
+    if wrong is None and format is not None and not _has_format(value, format):
+        return f"it should be {_FORMATS[format][2]}"
+    return wrong
 
 
-def _check_number(field: Mapping[str, Any], value: Any) -> str | None:
-    needs_integer = field["type"] == "integer"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (needs_integer and isinstance(value, float) and not value.is_integer()):
-        return _other_than("an integer" if needs_integer else "a number", value)
-    return _bounds(value, field.get("minimum"), field.get("maximum"))
-
-
-def _check_boolean(_: Mapping[str, Any], value: Any) -> str | None:
-    return None if isinstance(value, bool) else _other_than("true or false", value)
-
-
-def _check_choices(field: Mapping[str, Any], value: Any) -> str | None:
-    if not is_array(value):
-        return _other_than("a list of options", value)
-    options = options_of(field["items"])
-    if not all(isinstance(item, str) and item in options for item in value):
-        return "it should contain only options of the form"
-    if len(set(value)) < len(value):
-        return "it should not contain an option twice"
-    return _bounds(len(value), field.get("minItems"), field.get("maxItems"), "options")
-
-
-_CHECKS: Mapping[str, Callable[[Mapping[str, Any], Any], str | None]] = {
-    "array": _check_choices,
-    "boolean": _check_boolean,
-    "integer": _check_number,
-    "number": _check_number,
-    "string": _check_text,
-}
-
-
-def _other_than(expected: str, value: Any) -> str:
-    return f"it should be {expected}; it is {json_type(value)}"
-
-
-def _bounds(size: float, least: float | None, most: float | None, unit: str = "") -> str | None:
+def _out_of_bounds(size: float, least: float | None, most: float | None, unit: str = "") -> str | None:
+    should = f"it should {'have' if unit else 'be'}"
     if least is not None and size < least:
-        return f"it should have at least {least} {unit}" if unit else f"it should be at least {least}"
+        return f"{should} at least {least} {unit}".rstrip()
     if most is not None and size > most:
-        return f"it should have at most {most} {unit}" if unit else f"it should be at most {most}"
+        return f"{should} at most {most} {unit}".rstrip()
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# How an answer of each type is called, and how it is recognised.
+_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "array": ("a list of options", is_array),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "integer": ("an integer", lambda value: _is_number(value) and value % 1 == 0),
+    "number": ("a number", _is_number),
+    "string": ("text", lambda value: isinstance(value, str)),
+}
 
 
 # --- formats
 
+_EMAIL_LENGTH = 254
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_EMAIL = rf"(?=.{{0,{_EMAIL_LENGTH}}}\Z){_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})*"
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_DATE_TIME = rf"{_DATE}[Tt][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(?:\.[0-9]+)?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 
-def _is_email(text: str) -> bool:
-    return len(text) <= _EMAIL_LENGTH and _EMAIL.fullmatch(text) is not None
+# For each format: what a text must match, a function that raises ValueError for other mistakes, and words for it.
+_FORMATS: Mapping[str, tuple[re.Pattern[str], Callable[[str], Any], str]] = {
+    "email": (re.compile(_EMAIL), str, "an email address, such as 'ann@example.com'"),
+    "uri": (re.compile(".+"), check_uri, "a URI that begins with its scheme"),
+    "date": (re.compile(_DATE), date.fromisoformat, "a date that exists, written YYYY-MM-DD"),
+    "date-time": (
+        re.compile(_DATE_TIME),
+        lambda text: datetime.fromisoformat(text[:19]),  # without the fraction and the offset
+        "a time that exists, written YYYY-MM-DDThh:mm:ss and then Z or an offset",
+    ),
+}
 
 
-def _is_uri(text: str) -> bool:
-    return _accepts(check_uri, text)
-
-
-def _is_date(text: str) -> bool:
-    return _DATE.fullmatch(text) is not None and _accepts(date.fromisoformat, text)
-
-
-def _is_date_time(text: str) -> bool:
-    parts = _DATE_TIME.fullmatch(text)
-    return parts is not None and _accepts(datetime.fromisoformat, f"{parts[1]}T{parts[2]}")
-
-
-def _accepts(parse: Callable[[str], Any], text: str) -> bool:
+def _has_format(text: str, format: str) -> bool:
+    pattern, parse, _ = _FORMATS[format]
     try:
         parse(text)
     except ValueError:
         return False
-    return True
-
-
-_FORMAT_CHECKS: Mapping[str, tuple[Callable[[str], bool], str]] = {
-    "email": (_is_email, "an email address, such as 'ann@example.com'"),
-    "uri": (_is_uri, "a URI that begins with its scheme"),
-    "date": (_is_date, "a date that exists, written YYYY-MM-DD"),
-    "date-time": (_is_date_time, "a time that exists, written YYYY-MM-DDThh:mm:ss and then Z or an offset"),
-}
+    return pattern.fullmatch(text) is not None

@@ -52,35 +52,21 @@ class Frame(msgspec.Struct):
         return self.id if isinstance(self.id, int | str) else None
 
 
-class _Response(msgspec.Struct):
-    jsonrpc: str
-    id: RequestId
-    result: Any
-
-
 class _Error(msgspec.Struct, omit_defaults=True):
     code: int
     message: str
     data: Any = None
 
 
-class _ErrorResponse(msgspec.Struct):
-    jsonrpc: str
-    id: RequestId | UnsetType
-    error: _Error
+class _Message(msgspec.Struct):
+    """Any message that is encoded. Fields that are UNSET are left out."""
 
-
-class _Notification(msgspec.Struct):
     jsonrpc: str
-    method: str
+    id: RequestId | UnsetType = UNSET
+    method: str | UnsetType = UNSET
     params: Any = UNSET
-
-
-class _Request(msgspec.Struct):
-    jsonrpc: str
-    id: RequestId
-    method: str
-    params: Any = UNSET
+    result: Any = UNSET
+    error: _Error | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(Frame)
@@ -234,22 +220,23 @@ def _has_number(data: bytes, digits: int) -> bool:
 
 def encode_result(request_id: RequestId, result: Any) -> bytes:
     """Return an encoded response. `result` is a struct, a plain value, or already encoded (`msgspec.Raw`)."""
-    return _encode(_Response("2.0", request_id, result))
+    return _encode(_Message("2.0", request_id, UNSET, UNSET, result))
 
 
 def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
     """Return an encoded error response. If the id is None, the response has no `id` at all (instead of null)."""
-    return _encode(_ErrorResponse("2.0", UNSET if request_id is None else request_id, _Error(code, message, data)))
+    answered = UNSET if request_id is None else request_id
+    return _encode(_Message("2.0", answered, error=_Error(code, message, data)))
 
 
 def encode_notification(method: str, params: Any = UNSET) -> bytes:
     """Return an encoded notification."""
-    return _encode(_Notification("2.0", method, params))
+    return _encode(_Message("2.0", UNSET, method, params))
 
 
 def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> bytes:
     """Return an encoded request."""
-    return _encode(_Request("2.0", request_id, method, params))
+    return _encode(_Message("2.0", request_id, method, params))
 
 
 Line: TypeAlias = bytes | None  # None is a line that was longer than the limit

@@ -19,9 +19,10 @@ from support import VERSION, Live, Response, encode, make_server, message, serve
 from support.wire import headers_for
 from weft import Context, Limits, Server
 from weft.auth import TokenInfo
-from weft.eras.session import HANDSHAKE, READY, REVISIONS
+from weft.eras.session import HANDSHAKE, READY
 from weft.errors import UsageError
 from weft.net.asgi import TOKEN_INFO
+from weft.protocol.revisions import SESSION_REVISIONS as REVISIONS
 
 OLDEST, SECOND, *_ = reversed(REVISIONS)
 ANSWERS = {"sampling": {}, "roots": {"listChanged": True}}

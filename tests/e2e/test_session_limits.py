@@ -9,7 +9,7 @@ import pytest
 from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
 from support.wire import encode
 from weft import Context, InputRequired, Limits, Server, ask_form
-from weft.eras.session import REVISIONS
+from weft.protocol.revisions import SESSION_REVISIONS as REVISIONS
 from weft.protocol.revisions import Revision
 
 

@@ -11,7 +11,7 @@ from support.backends import YieldingBackend
 from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
 from weft import Context, Limits, Server
 from weft.backends.memory import MemoryBackend
-from weft.eras.session import REVISIONS
+from weft.protocol.revisions import SESSION_REVISIONS as REVISIONS
 
 
 def make_worker(backend: Any, **limits: Any) -> Server:

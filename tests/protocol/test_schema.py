@@ -168,6 +168,17 @@ def test_references_that_multiply_are_not_followed_without_end():
     assert problems_in_child({"$defs": definitions, "$ref": "#/$defs/d39"}, "x") == [TOO_LARGE]
 
 
+@pytest.mark.security("D14")
+def test_what_was_too_large_once_is_so_again():
+    definitions = {"d0": {"type": "integer"}}
+    for i in range(1, 40):
+        below = {"$ref": f"#/$defs/d{i - 1}"}
+        definitions[f"d{i}"] = {"anyOf": [{"allOf": [below]}, below]}
+    validator = compile_schema({"$defs": definitions, "items": {"$ref": "#/$defs/d39"}})
+    for value in (["x"], ["x"], [["x"]], ["x"]):
+        assert [str(problem) for problem in validator.problems(value)] == [TOO_LARGE]
+
+
 @pytest.mark.spec("JSCH-09")
 @pytest.mark.security("D14")
 def test_recursion_that_multiplies_with_the_depth_of_the_value_is_bounded():
@@ -271,6 +282,21 @@ def test_listing_what_is_wrong_is_bounded():
 )  # fmt: skip
 def test_much_of_what_is_usual_is_checked(schema, value):
     assert compile_schema(schema).problems(value) == []
+
+
+JSON = {"anyOf": [{"type": ["string", "number"]}, {"items": {"$ref": "#/$defs/x"}, "type": "array"},
+                  {"additionalProperties": {"$ref": "#/$defs/x"}, "type": "object"}]}  # fmt: skip
+TREE = {"anyOf": [{"properties": {"left": {"$ref": "#/$defs/x"}, "right": {"$ref": "#/$defs/x"}}},
+                  {"properties": {"not": {"$ref": "#/$defs/x"}}, "required": ["not"]}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "names"), [(JSON, ["a", None]), (TREE, ["left", "not", "right"])])
+def test_usual_recursion_is_checked_at_any_depth(schema, names):
+    """Where its branches are for different members, only one of them counts: so the work does not multiply."""
+    value: dict | list | str = {} if schema is TREE else "x"
+    for name in names * 30:
+        value = [value] if name is None else {name: value}
+    assert compile_schema({"$defs": {"x": schema}, "$ref": "#/$defs/x"}).problems(value) == []
 
 
 @pytest.mark.security("D14")

@@ -24,10 +24,9 @@ from weft.errors import InvalidAnswer
 from weft.protocol.headers import encode_value
 from weft.protocol.revisions import (
     METHODS,
-    SESSION_2024_11_05,
-    SESSION_2025_03_26,
     SESSION_2025_06_18,
     SESSION_2025_11_25,
+    SESSION_REVISIONS,
     STATELESS_2026_07_28,
 )
 from weft.types.base import SERVER_INFO_KEY, Implementation, LogLevel
@@ -68,6 +67,14 @@ def named_versions(data: Any) -> list[str] | None:
     return [version for version in cast("list[Any]", named)[:64] if isinstance(version, str)]
 
 
+def _server_info(value: Any) -> Implementation | None:
+    """Return the name and version of a server; None if they are missing or malformed, because nothing needs them."""
+    try:
+        return msgspec.convert(value, Implementation)
+    except msgspec.ValidationError:
+        return None
+
+
 class StatelessClient:
     """The stateless era for a client."""
 
@@ -100,11 +107,7 @@ class StatelessClient:
             named = (found.meta or {}).get(SERVER_INFO_KEY) or msgspec.json.decode(result, type=_Named).server_info
         except msgspec.DecodeError as error:
             raise InvalidAnswer(f"The server's answer to server/discover cannot be read: {error}.") from None
-        try:
-            info = None if named is None else msgspec.convert(named, Implementation)
-        except msgspec.ValidationError:
-            info = None  # nothing depends on it
-        return ServerHello(found.supported_versions, found.capabilities, info, found.instructions)
+        return ServerHello(found.supported_versions, found.capabilities, _server_info(named), found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
         """Return the era with the versions that client and server have in common; None if there is no such version."""
@@ -184,9 +187,7 @@ class _Named(msgspec.Struct, rename="camel"):
     server_info: Any = None
 
 
-_REVISIONS = (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
-
-_VERSIONS = tuple(revision.version for revision in _REVISIONS)
+_VERSIONS = tuple(SESSION_REVISIONS)
 
 # The revisions in which a header names the version.
 _WITH_HEADER = frozenset({SESSION_2025_11_25.version, SESSION_2025_06_18.version})
@@ -242,10 +243,7 @@ class SessionClient:
             found = msgspec.json.decode(result, type=_InitializeResult)
         except msgspec.DecodeError as error:
             raise InvalidAnswer(f"The server's answer to initialize cannot be read: {error}.") from None
-        try:
-            info = msgspec.convert(found.server_info, Implementation)
-        except msgspec.ValidationError:
-            info = None
+        info = _server_info(found.server_info)
         return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
@@ -277,15 +275,7 @@ class SessionClient:
         listed = cast("dict[str, Any]", data).get("elicitations")
         return cast("list[Any]", listed) if isinstance(listed, list) else None
 
-    def stamp(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        *,
-        info: Implementation,
-        capabilities: ClientCapabilities,
-        log_level: LogLevel | None = None,
-    ) -> Mapping[str, Any]:
+    def stamp(self, method: str, params: Mapping[str, Any], **introduction: Any) -> Mapping[str, Any]:
         """Return the params unchanged: the handshake has introduced the client."""
         return params
 

@@ -11,7 +11,7 @@ is no request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,24 +30,13 @@ from weft.errors import (
 )
 from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers
-from weft.protocol.revisions import (
-    SESSION_2024_11_05,
-    SESSION_2025_03_26,
-    SESSION_2025_06_18,
-    SESSION_2025_11_25,
-    Method,
-    Revision,
-)
+from weft.protocol.revisions import SESSION_2025_03_26, SESSION_2025_11_25, SESSION_REVISIONS, Method, Revision
 from weft.types.base import Implementation, LogLevel, NotificationParams, Result
 from weft.types.lifecycle import ClientCapabilities, InitializeParams, RequestParams
 
 HANDSHAKE = "initialize"
 READY = "notifications/initialized"
 
-REVISIONS: Mapping[str, Revision] = {
-    revision.version: revision
-    for revision in (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
-}
 NEWEST = SESSION_2025_11_25
 ASSUMED = SESSION_2025_03_26  # revision of a request without a version header: the last one that has no such header
 
@@ -89,7 +78,7 @@ class SessionServer:
     asks_by_rounds = False
     mirrors_params = False
     methods = NEWEST.methods
-    versions: Sequence[str] = tuple(REVISIONS)
+    versions: Sequence[str] = tuple(SESSION_REVISIONS)
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True: every message that is not of the stateless era is of this era."""
@@ -116,31 +105,23 @@ class SessionServer:
         token = None if params.meta is None else params.meta.progress_token
         if token is not None:
             check_token(token, offer)
-        return Envelope(
-            REVISIONS.get(peer.protocol_version, ASSUMED),
-            method,
-            params,
-            peer.client_capabilities,
-            peer.client_info,
-            peer.log_level,
-            token,
-        )
+        revision = SESSION_REVISIONS.get(peer.protocol_version, ASSUMED)
+        return Envelope(revision, method, params, peer.client_capabilities, peer.client_info, peer.log_level, token)
 
     def check_version(self, headers: Headers) -> None:
         """Raise InvalidRequest if there is a version header, and it names no revision of this era."""
         stated = headers.get(_VERSION_HEADER)
-        if stated is not None and stated not in REVISIONS:
-            raise InvalidRequest(
-                f"Invalid request: the MCP-Protocol-Version header names none of {', '.join(REVISIONS)}."
-            )
+        if stated is not None and stated not in SESSION_REVISIONS:
+            known = ", ".join(SESSION_REVISIONS)
+            raise InvalidRequest(f"Invalid request: the MCP-Protocol-Version header names none of {known}.")
 
     def takes_batches(self, peer: Peer) -> bool:
         """Return True if this client may send several messages in one array."""
-        return peer.handshake_done and REVISIONS.get(peer.protocol_version, ASSUMED).batches
+        return peer.handshake_done and SESSION_REVISIONS.get(peer.protocol_version, ASSUMED).batches
 
     def may_close_early(self, peer: Peer) -> bool:
         """Return True if the server may close a stream before the answer, because this client will resume it."""
-        return REVISIONS.get(peer.protocol_version, ASSUMED).polling
+        return SESSION_REVISIONS.get(peer.protocol_version, ASSUMED).polling
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
         """Return a result without the fields of later revisions. The result type of an extension is kept."""
@@ -198,7 +179,7 @@ class SessionServer:
         if not isinstance(params, InitializeParams):
             return Envelope(ASSUMED, method, params, _NO_CAPABILITIES)
         # The version asked for if it is of this era, else the newest of this era.
-        revision = REVISIONS.get(params.protocol_version, NEWEST)
+        revision = SESSION_REVISIONS.get(params.protocol_version, NEWEST)
         return Envelope(revision, method, params, fit_capabilities(params.capabilities, revision), params.client_info)
 
 

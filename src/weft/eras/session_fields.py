@@ -31,42 +31,15 @@ from msgspec import UNSET
 
 from weft.errors import MissingCapability
 from weft.protocol.revisions import (
-    SESSION_2024_11_05,
     SESSION_2025_03_26,
     SESSION_2025_06_18,
     SESSION_2025_11_25,
+    SESSION_REVISIONS,
     STATELESS_2026_07_28,
     Revision,
 )
-from weft.types.base import Annotations, EmptyResult, Implementation, Result
-from weft.types.features import (
-    AudioContent,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListToolsResult,
-    Prompt,
-    PromptArgument,
-    ReadResourceResult,
-    Resource,
-    ResourceContents,
-    ResourceLink,
-    ResourceTemplate,
-    TextContent,
-    Tool,
-)
-from weft.types.interaction import SamplingMessage, ToolResultContent
-from weft.types.lifecycle import (
-    ClientCapabilities,
-    DiscoverResult,
-    ElicitationCapability,
-    ProgressParams,
-    SamplingCapability,
-    ServerCapabilities,
-)
+from weft.types import features, interaction, lifecycle
+from weft.types.base import Annotations, CacheableResult, EmptyResult, Implementation, Result
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -75,39 +48,29 @@ _JUNE = SESSION_2025_06_18.version
 _NOVEMBER = SESSION_2025_11_25.version
 _LATER = STATELESS_2026_07_28.version  # for fields that no revision of this era has
 
-_CACHEABLE = (
-    DiscoverResult,
-    ListToolsResult,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceResult,
-)
-
 _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
     Result: {"result_type": _LATER},  # of every kind of result
-    **{kind: {"ttl_ms": _LATER, "cache_scope": _LATER} for kind in _CACHEABLE},  # extensions may have such fields, too
+    CacheableResult: {"ttl_ms": _LATER, "cache_scope": _LATER},  # not of results of extensions that have such fields
     EmptyResult: {"meta": _LATER},  # allowed, but some clients accept only `{}`
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
     # Not `extensions`: they are part of the handshake, and capabilities are open objects in every revision.
-    ServerCapabilities: {"completions": _MARCH},
-    ClientCapabilities: {"elicitation": _JUNE},
-    ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` means forms
-    SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
-    Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
-    Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
-    PromptArgument: {"title": _JUNE},
-    Resource: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
-    ResourceTemplate: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
-    ResourceContents: {"meta": _JUNE},
+    lifecycle.ServerCapabilities: {"completions": _MARCH},
+    lifecycle.ClientCapabilities: {"elicitation": _JUNE},
+    lifecycle.ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` means forms
+    lifecycle.SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
+    features.Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    features.Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    features.PromptArgument: {"title": _JUNE},
+    features.Resource: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    features.ResourceTemplate: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    features.ResourceContents: {"meta": _JUNE},
     Annotations: {"last_modified": _JUNE},
-    TextContent: {"meta": _JUNE},
-    ImageContent: {"meta": _JUNE},
-    AudioContent: {"meta": _JUNE},
-    EmbeddedResource: {"meta": _JUNE},
-    ResourceLink: {"icons": _NOVEMBER},
-    SamplingMessage: {"meta": _NOVEMBER},
-    ProgressParams: {"message": _MARCH},
+    features.TextContent: {"meta": _JUNE},
+    features.ImageContent: {"meta": _JUNE},
+    features.AudioContent: {"meta": _JUNE},
+    features.EmbeddedResource: {"meta": _JUNE},
+    interaction.SamplingMessage: {"meta": _NOVEMBER},
+    lifecycle.ProgressParams: {"message": _MARCH},
 }
 
 
@@ -121,7 +84,7 @@ def fit(message: S, revision: Revision) -> S:
     return fitted
 
 
-def fit_capabilities(client: ClientCapabilities, revision: Revision) -> ClientCapabilities:
+def fit_capabilities(client: lifecycle.ClientCapabilities, revision: Revision) -> lifecycle.ClientCapabilities:
     """Return the capabilities of a client without those that the revision does not have."""
     return fit(client, revision)
 
@@ -147,24 +110,26 @@ def fit_question(method: str, params: dict[str, Any] | None, revision: Revision)
 # --- replacements for objects that a revision does not have
 
 
-def _link_as_text(link: ResourceLink) -> TextContent:
-    return TextContent(f"{link.name}: {link.uri}", link.annotations)
+def _link_as_text(link: features.ResourceLink) -> features.TextContent:
+    return features.TextContent(f"{link.name}: {link.uri}", link.annotations)
 
 
-def _audio_as_resource(audio: AudioContent) -> EmbeddedResource:
+def _audio_as_resource(audio: features.AudioContent) -> features.EmbeddedResource:
     # A resource needs a URI. This one is the same for the same sound, and cannot be read.
     name = uuid.uuid5(uuid.NAMESPACE_URL, f"data:{audio.mime_type};base64,{audio.data}")
-    return EmbeddedResource(ResourceContents(name.urn, audio.mime_type, blob=audio.data), audio.annotations)
+    return features.EmbeddedResource(
+        features.ResourceContents(name.urn, audio.mime_type, blob=audio.data), audio.annotations
+    )
 
 
-_Structured = TypeVar("_Structured", CallToolResult, ToolResultContent)
+_Structured = TypeVar("_Structured", features.CallToolResult, interaction.ToolResultContent)
 
 
 def _structure_as_text(result: _Structured) -> _Structured:
     structured = result.structured_content
     if structured is UNSET:
         return result
-    content = result.content or [TextContent(msgspec.json.encode(structured).decode())]
+    content = result.content or [features.TextContent(msgspec.json.encode(structured).decode())]
     return msgspec.structs.replace(result, content=content, structured_content=UNSET)
 
 
@@ -175,7 +140,7 @@ def _structure_if_object(result: _Structured) -> _Structured:
     return _structure_as_text(result)
 
 
-def _object_schemas(tool: Tool) -> Tool:
+def _object_schemas(tool: features.Tool) -> features.Tool:
     """Return the tool with schemas that this era can have.
 
     The output schema is left out if its type is not "object". If the schema of a property is True or False, an
@@ -197,11 +162,11 @@ _SPELLED: Mapping[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
 
 # The first revision that needs no replacement, and the replacement before it; the first that applies is used.
 _STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
-    ResourceLink: ((_JUNE, _link_as_text),),
-    AudioContent: ((_MARCH, _audio_as_resource),),
-    CallToolResult: ((_JUNE, _structure_as_text), (_LATER, _structure_if_object)),
-    ToolResultContent: ((_LATER, _structure_if_object),),
-    Tool: ((_LATER, _object_schemas),),
+    features.ResourceLink: ((_JUNE, _link_as_text),),
+    features.AudioContent: ((_MARCH, _audio_as_resource),),
+    features.CallToolResult: ((_JUNE, _structure_as_text), (_LATER, _structure_if_object)),
+    interaction.ToolResultContent: ((_LATER, _structure_if_object),),
+    features.Tool: ((_LATER, _object_schemas),),
 }
 
 
@@ -281,9 +246,7 @@ def _structs_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs_in(part)
 
 
-_FITTINGS: Mapping[str, _Fitting] = {
-    version: _Fitting(version) for version in (SESSION_2024_11_05.version, _MARCH, _JUNE, _NOVEMBER)
-}
+_FITTINGS: Mapping[str, _Fitting] = {version: _Fitting(version) for version in SESSION_REVISIONS}
 
 
 # --- questions
@@ -337,23 +300,23 @@ def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str,
 
 def _sampling(params: dict[str, Any], version: str) -> dict[str, Any]:
     fitting = _FITTINGS[version]
-    messages = msgspec.convert(params["messages"], list[SamplingMessage])
+    messages = msgspec.convert(params["messages"], list[interaction.SamplingMessage])
     if version < _NOVEMBER:
         if "tools" in params or "toolChoice" in params:
             raise _cannot_ask("The model cannot be given tools", _NOVEMBER, version, {"sampling": {"tools": {}}})
         messages = [single for message in messages for single in _single_blocks(message, version)]
     fitted = {"messages": [fitting.fit(message) for message in messages]}
     if "tools" in params:
-        fitted["tools"] = [fitting.fit(tool) for tool in msgspec.convert(params["tools"], list[Tool])]
+        fitted["tools"] = [fitting.fit(tool) for tool in msgspec.convert(params["tools"], list[features.Tool])]
     return params | cast("dict[str, Any]", msgspec.to_builtins(fitted))
 
 
-def _single_blocks(message: SamplingMessage, version: str) -> Iterator[SamplingMessage]:
+def _single_blocks(message: interaction.SamplingMessage, version: str) -> Iterator[interaction.SamplingMessage]:
     """Yield a message for each block of `message`, because in older revisions a message has only one block."""
     for block in message.content if isinstance(message.content, list) else [message.content]:
-        if isinstance(block, AudioContent) and version < _MARCH:
+        if isinstance(block, features.AudioContent) and version < _MARCH:
             raise _cannot_ask("The model cannot be sent audio", _MARCH, version, {"sampling": {}})
-        if not isinstance(block, TextContent | ImageContent | AudioContent):
+        if not isinstance(block, features.TextContent | features.ImageContent | features.AudioContent):
             raise _cannot_ask("The model cannot be told of tools", _NOVEMBER, version, {"sampling": {"tools": {}}})
         yield msgspec.structs.replace(message, content=block)
 

@@ -24,14 +24,7 @@ import msgspec
 from msgspec import UNSET
 
 from weft.eras.base import Envelope, Offer, Peer, WireError, check_token, fault_of_params, log_level_reached
-from weft.errors import (
-    HeaderMismatch,
-    InternalError,
-    InvalidParams,
-    MethodNotFound,
-    ProtocolError,
-    UnsupportedVersion,
-)
+from weft.errors import HeaderMismatch, InternalError, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
 from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers, check_name
 from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
@@ -123,13 +116,7 @@ class StatelessServer:
         if meta.progress_token is not None:
             check_token(meta.progress_token, offer)
         return Envelope(
-            revision,
-            method,
-            params,
-            meta.client_capabilities,
-            meta.client_info,
-            meta.log_level,
-            meta.progress_token,
+            revision, method, params, meta.client_capabilities, meta.client_info, meta.log_level, meta.progress_token
         )
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:

@@ -72,9 +72,9 @@ class HttpAnswer:
         return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def get(url: str) -> HttpRequest:
+def get(url: str, headers: Mapping[str, str] | None = None) -> HttpRequest:
     """Return a GET request for a JSON document."""
-    return HttpRequest("GET", url, {"Accept": "application/json"})
+    return HttpRequest("GET", url, {"Accept": "application/json", **(headers or {})})
 
 
 def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str] | None = None) -> HttpRequest:
@@ -136,11 +136,7 @@ def open_session(
 
 
 async def exchange(
-    session: aiohttp.ClientSession,
-    request: HttpRequest,
-    most_bytes: int,
-    barred: Barred | None = None,
-    **options: Any,
+    session: aiohttp.ClientSession, request: HttpRequest, most_bytes: int, barred: Barred | None = None, **options: Any
 ) -> HttpAnswer:
     """Send a request and return the response. Redirects are not followed. `options` are passed to aiohttp.
 
@@ -194,9 +190,7 @@ async def fetch_document(
     `public_only` is for URLs that another party chose: it forbids addresses of this machine and of private networks.
     Raises FetchFailed if the response has no JSON object, or its status is not 200.
     """
-    request = HttpRequest("GET", url, {"Accept": "application/json", **(headers or {})})
-    if form is not None:
-        request = post_form(url, form, headers)
+    request = get(url, headers) if form is None else post_form(url, form, headers)
     barred = is_private if public_only else None
     try:
         async with open_session(_SECONDS, barred) as session:

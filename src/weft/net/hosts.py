@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Literal
@@ -73,40 +73,28 @@ def target_host(target: bytes) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Authority:
-    """A host in its canonical form (lower case, IPv6 compressed), and its port if there is one.
+class _Place:
+    """The host of a `Host` header or an origin, in its canonical form (lower case, IPv6 compressed); or a rule for one.
 
     A name with a final dot is a different name: for browsers, `localhost.` and `localhost` are different origins, and
     some resolvers ask the network for `localhost.`. To accept such a name, list it with its dot.
     """
 
     host: str
-    port: int | None
+    port: int | None = None  # in a rule for hosts, None means any port
+    scheme: str | None = None  # only of origins
+    subdomains: bool = False  # whether a rule is for all subdomains of the host instead of the host
+
+    def covers(self, host: str) -> bool:
+        return host.endswith("." + self.host) if self.subdomains else host == self.host
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One entry of `allowed_hosts`, `allowed_origins` or `cors`: a host, or all subdomains of a host."""
-
-    host: str
-    port: int | None = None  # None: any port
-    subdomains: bool = False
-    scheme: str | None = None  # only for origins
-
-    def allows(self, authority: _Authority, ports: tuple[int | None, ...]) -> bool:
-        if self.port is not None and self.port not in ports:
-            return False
-        if self.subdomains:
-            return authority.host.endswith("." + self.host)
-        return authority.host == self.host
-
-
-def _parse_authority(text: str) -> _Authority | None:
-    found = _AUTHORITY.fullmatch(text)
+def _parse_host(text: str) -> _Place | None:
+    found = _AUTHORITY.fullmatch(text) if len(text) <= _MAX_BYTES else None
     if found is None:
         return None
-    host, port = found[1].lower(), found[2]
-    if port is not None and int(port) > 65535:
+    host, port = found[1].lower(), None if found[2] is None else int(found[2])
+    if port is not None and port > 65535:
         return None
     if host.startswith("["):
         try:
@@ -115,20 +103,17 @@ def _parse_authority(text: str) -> _Authority | None:
             return None
     elif not all(host.removesuffix(".").split(".")):  # an empty label: "", "..", "a..b"
         return None
-    return _Authority(host, None if port is None else int(port))
+    return _Place(host, port)
 
 
-def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
-    """Return the scheme, the authority and the port of an origin, or None if it cannot be parsed.
-
-    If the origin names no port, the port is the default port of the scheme.
-    """
-    found = _ORIGIN.fullmatch(text)
-    authority = _parse_authority(found[2]) if found else None
-    if found is None or authority is None:
+def _parse_origin(text: str) -> _Place | None:
+    """Parse an origin; return None if that is not possible. Without a port, it has the default port of its scheme."""
+    found = _ORIGIN.fullmatch(text) if len(text) <= _MAX_BYTES else None
+    place = _parse_host(found[2]) if found else None
+    if found is None or place is None:
         return None
     scheme = found[1].lower()
-    return scheme, authority, _DEFAULT_PORTS.get(scheme) if authority.port is None else authority.port
+    return _Place(place.host, _DEFAULT_PORTS.get(scheme) if place.port is None else place.port, scheme)
 
 
 class HostPolicy:
@@ -176,35 +161,30 @@ class HostPolicy:
             return self._any_host
         if value in self._served_hosts:
             return True
-        authority = _parse_authority(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
-        return authority is not None and self._allows(authority) and _remember(self._served_hosts, value)
+        place = _parse_host(value.decode("latin-1"))
+        return place is not None and self._allows(place) and _remember(self._served_hosts, value)
 
     def origin_ok(self, value: bytes | None) -> bool:
         """Return whether an Origin header is accepted. A missing header is accepted."""
         if value is None or value in self._served_origins:
             return True
-        if self.shares_with(value):
-            return _remember(self._served_origins, value)
         if self._origins is not None:
-            return self._origins.have(value) and _remember(self._served_origins, value)
-        origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
-        if origin is None or origin[0] not in _DEFAULT_PORTS or not self._allows(origin[1], origin[2]):
-            return False
-        return _remember(self._served_origins, value)
+            is_allowed = self._origins.have(value)
+        else:
+            place = _parse_origin(value.decode("latin-1"))
+            is_allowed = place is not None and place.scheme in _DEFAULT_PORTS and self._allows(place)
+        return (is_allowed or self.shares_with(value)) and _remember(self._served_origins, value)
 
     def shares_with(self, value: bytes | None) -> bool:
         """Return whether web pages of the origin `value` may read the answers of this server (CORS)."""
         return value is not None and self._cors.have(value)
 
-    def _allows(self, authority: _Authority, port: int | None = None) -> bool:
-        if self._any_host:
+    def _allows(self, place: _Place) -> bool:
+        if self._any_host or (self._is_local and is_loopback(place.host)):
             return True
-        if self._is_local and is_loopback(authority.host):
-            return True
-        port = port if authority.port is None else authority.port
         # A Host without a port means the default port, but the scheme is not known here.
-        ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)
-        return any(rule.allows(authority, ports) for rule in self._host_rules)
+        ports = (None, *_DEFAULT_PORTS.values()) if place.port is None else (None, place.port)
+        return any(rule.port in ports and rule.covers(place.host) for rule in self._host_rules)
 
 
 def _remember(served: set[bytes], value: bytes) -> Literal[True]:
@@ -219,18 +199,16 @@ def _entries(setting: str, entries: Sequence[str] | None) -> list[str] | None:
     return None if entries is None else list(entries)
 
 
-def _host_rule(entry: str) -> _Rule:
+def _host_rule(entry: str) -> _Place:
     subdomains = entry.startswith("*.")
     text = entry[2:] if subdomains else entry
     if text.count(":") > 1 and not text.startswith("["):  # a bare IPv6 address
         text = f"[{text}]"
-    authority = _parse_authority(text)
-    if authority is None:
-        raise UsageError(
-            f"allowed_hosts= has the entry {entry!r}, which is not a host; write a name or address with or without "
-            "a port, such as 'api.example.com', 'api.example.com:8443', '[::1]' or '*.example.com'."
-        )
-    return _Rule(authority.host, authority.port, subdomains)
+    place = _parse_host(text)
+    if place is None:
+        known = "'api.example.com', 'api.example.com:8443', '[::1]' or '*.example.com'"
+        raise UsageError(f"allowed_hosts= has the entry {entry!r}, which is not a host; write one such as {known}.")
+    return replace(place, subdomains=subdomains)
 
 
 class _Origins:
@@ -245,25 +223,22 @@ class _Origins:
         """Return whether the value of an Origin header is one of these origins."""
         if value == b"null":
             return self._any or self._null
-        origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
-        if origin is None:
-            return False
-        scheme, authority, port = origin
-        return self._any or any(
-            rule.scheme == scheme and rule.port == port and rule.allows(authority, (port,)) for rule in self._rules
+        place = _parse_origin(value.decode("latin-1"))
+        return place is not None and (
+            self._any
+            or any(
+                (rule.scheme, rule.port) == (place.scheme, place.port) and rule.covers(place.host)
+                for rule in self._rules
+            )
         )
 
 
-def _origin_rule(entry: str, setting: str) -> _Rule:
-    subdomains = "://*." in entry
+def _origin_rule(entry: str, setting: str) -> _Place:
     origin = _parse_origin(entry.replace("://*.", "://", 1))
     if origin is None:
-        raise UsageError(
-            f"{setting}= has the entry {entry!r}, which is not an origin; write scheme and host without a "
-            "path, such as 'https://app.example.com' or 'http://localhost:3000'."
-        )
-    scheme, authority, port = origin
-    return _Rule(authority.host, port, subdomains, scheme)
+        known = "'https://app.example.com' or 'http://localhost:3000', without a path"
+        raise UsageError(f"{setting}= has the entry {entry!r}, which is not an origin; write one such as {known}.")
+    return replace(origin, subdomains="://*." in entry)
 
 
 def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:

@@ -28,35 +28,12 @@ _MOST_READ = 64 * 1024  # longest body, in bytes, that is parsed as JSON; a long
 _DEEPEST = 64  # levels of a body that are searched; deeper values are masked
 _MOST_NAME = 128  # characters of a name that are shown
 
-_PLAIN_HEADERS = frozenset(
-    [
-        "accept",
-        "accept-encoding",
-        "allow",
-        "cache-control",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "date",
-        "host",
-        "keep-alive",
-        "last-event-id",
-        "mcp-method",
-        "mcp-name",
-        "mcp-protocol-version",
-        "origin",
-        "retry-after",
-        "server",
-        "traceparent",
-        "transfer-encoding",
-        "user-agent",
-        "vary",
-        "via",
-        "www-authenticate",
-        "x-accel-buffering",
-    ]
-)
+_PLAIN_HEADERS = frozenset({
+    "accept", "accept-encoding", "allow", "cache-control", "connection", "content-encoding", "content-length",
+    "content-type", "date", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version",
+    "origin", "retry-after", "server", "traceparent", "transfer-encoding", "user-agent", "vary", "via",
+    "www-authenticate", "x-accel-buffering",
+})  # fmt: skip
 _SECRET_NAME = re.compile(
     r"(?i)(password|passwd|passphrase|secret|authorization|credential|cookie|assertion|verifier|api_?-?key|private_?-?key"
     r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
@@ -164,7 +141,8 @@ def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     'grant_type=refresh_token&refresh_token=***&code=***'
     """
     data = body.encode("utf-8", "replace") if isinstance(body, str) else body
-    text = _read(data, from_client=from_client) if len(data) <= _MOST_READ else None
+    answers = frozenset({_ANSWERED, "result"} if from_client else {_ANSWERED})
+    text = _read(data, answers) if len(data) <= _MOST_READ else None
     if text is None:
         names = (*_ASKED, _ANSWERED, '"result"') if from_client else (*_ASKED, _ANSWERED)
         cut = data[:_MOST_READ].decode("utf-8", "replace")
@@ -173,18 +151,11 @@ def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}… ({len(data)} bytes)"
 
 
-def _read(data: bytes, *, from_client: bool) -> str | None:
+def _read(data: bytes, answers: frozenset[str]) -> str | None:
     """Return a JSON body or a form with its secrets masked, or None if it is neither."""
-    try:
-        message = msgspec.json.decode(data)
-        if from_client:
-            several = cast("list[Any]", message) if isinstance(message, list) else None
-            message = _unanswered(message) if several is None else [_unanswered(one) for one in several]
-        return msgspec.json.encode(_masked("", message, _DEEPEST)).decode()
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        pass
-    if b"=" not in data or b" " in data or data[:1] in (b"{", b"["):
-        return None
+    text = _masked_json(data, _DEEPEST, answers)
+    if text is not None or b"=" not in data or b" " in data or data[:1] in (b"{", b"["):
+        return text
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True)
     except ValueError:
@@ -192,46 +163,38 @@ def _read(data: bytes, *, from_client: bool) -> str | None:
     return urlencode([(name, MASK if _is_secret(name, value) else value) for name, value in pairs], safe="*")
 
 
-def _masked(name: str, value: Any, depth: int) -> Any:
-    if _is_secret(name, value):
+def _masked_json(text: bytes | str, depth: int, answers: frozenset[str]) -> str | None:
+    try:
+        return msgspec.json.encode(_masked("", msgspec.json.decode(text), depth, answers)).decode()
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+
+
+def _masked(name: str, value: Any, depth: int, answers: frozenset[str]) -> Any:
+    """Return the value of `name` with its secrets masked; `answers` are the names of answers, which are secret too."""
+    if name in answers or _is_secret(name, value):
         return MASK
-    if depth and isinstance(value, dict):
+    if isinstance(value, dict | list) and not depth:
+        return MASK
+    if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         if "params" in members and members.get("method") in _ASKED:
             members = {**members, "params": MASK}
-        return {key: _masked(key, part, depth - 1) for key, part in members.items()}
-    if depth and isinstance(value, list):
-        return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
+        return {key: _masked(key, part, depth - 1, answers) for key, part in members.items()}
+    if isinstance(value, list):
+        return [_masked("", part, depth - 1, answers) for part in cast("list[Any]", value)]
     if isinstance(value, str) and name != "uriTemplate" and (name == "uri" or _URI.fullmatch(value)):
         return masked_url(value)
-    if (
-        depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
-    ):  # a text that contains JSON, as many tools return it
-        return _masked_json(value, depth - 1)
-    return value if depth or not isinstance(value, dict | list) else MASK
-
-
-def _unanswered(message: Any) -> Any:
-    """Return a message with its result masked."""
-    if not isinstance(message, dict) or "result" not in message:
-        return cast("Any", message)
-    return {**cast("dict[str, Any]", message), "result": MASK}
-
-
-def _masked_json(text: str, depth: int) -> str:
-    try:
-        return msgspec.json.encode(_masked("", msgspec.json.decode(text), depth)).decode()
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return _masked_text(text)
+    if isinstance(value, str) and depth and value.lstrip()[:1] in ("{", "["):  # JSON in a text, as many tools return it
+        return _masked_json(value, depth - 1, answers) or _masked_text(value)
+    return value
 
 
 def _is_secret(name: str, value: object) -> bool:
     """Return whether the value of `name` must be masked. A `code` is a secret if it is text (OAuth), not a number."""
     if name == "code":
         return isinstance(value, str)
-    if name == _ANSWERED:
-        return True
-    return value is not None and _SECRET_NAME.search(name) is not None
+    return name == _ANSWERED or (value is not None and _SECRET_NAME.search(name) is not None)
 
 
 def _masked_text(text: str) -> str:

@@ -201,10 +201,9 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 `1*tchar`
 _MIRRORED_TYPES = ("boolean", "integer", "string")
 _DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # values, not schemas
 # Keywords whose value is an object with names as keys, not keywords.
-_NAMED = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas"}
-    | {"patternProperties", "properties"}
-)
+_NAMED = frozenset({
+    "$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas", "patternProperties", "properties",
+})  # fmt: skip
 
 
 class Mirror(msgspec.Struct, frozen=True):
@@ -232,18 +231,13 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
     for node, place, path in _annotated(schema):
         where = f"The {_ANNOTATION} at {place!r}"
         if not path:
-            raise ValueError(
-                f"{where} is not on a property that is reached from the root only through 'properties'; "
-                "annotate a parameter itself, or a property of a nested object that is written inline."
-            )
+            raise ValueError(f"{where} must be on a property that is reached from the root only through 'properties'.")
         name = node[_ANNOTATION]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
         if node.get("type") not in _MIRRORED_TYPES:
-            raise ValueError(
-                f"{where} is on a property whose type is not integer, string or boolean; give it exactly one of these "
-                "as its 'type' (an optional argument is left out, not null), or remove the annotation."
-            )
+            kinds = "not integer, string or boolean; give it exactly one of these as its 'type'"
+            raise ValueError(f"{where} is on a property whose type is {kinds}, or remove the annotation.")
         mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
         if mirror.field in found:
             other = ".".join(found[mirror.field].path)
@@ -300,45 +294,29 @@ def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
 def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
     """Raise HeaderMismatch if a mirrored argument and its header differ, or if only one of them was sent."""
     for mirror in mirrors:
-        value = _value_at(arguments, mirror.path)
-        header = headers.get(mirror.field)
-        if value is None and header is None:
-            continue
-        argument = ".".join(mirror.path)
-        if value is None:
-            raise HeaderMismatch(
-                f"Header mismatch: {mirror.header} was sent, but the body has no argument {argument!r}; "
-                "omit the header, or send the argument."
-            )
-        if header is None:
-            raise HeaderMismatch(
-                f"Header mismatch: {mirror.header} is missing; repeat the argument {argument!r} in it."
-            )
-        try:
-            same = matches(header, value)
-        except ValueError as fault:
-            raise HeaderMismatch(f"Header mismatch: {mirror.header} is not usable. {fault}") from None
-        if not same:
-            raise HeaderMismatch(
-                f"Header mismatch: {mirror.header} differs from the argument {argument!r}; send the same value in both."
-            )
+        value, header = _value_at(arguments, mirror.path), headers.get(mirror.field)
+        argument = f"the argument {'.'.join(mirror.path)!r}"
+        if value is not None:
+            _check_repeated(mirror.header, header, value, argument)
+        elif header is not None:
+            raise HeaderMismatch(f"Header mismatch: {mirror.header} was sent, but the body does not have {argument}.")
 
 
 def check_name(header: str | None, expected: str) -> None:
     """Raise HeaderMismatch unless the value of `Mcp-Name` equals `expected`, the name or URI in the body."""
+    _check_repeated("Mcp-Name", header, expected, "the name or URI in the body")
+
+
+def _check_repeated(name: str, header: str | None, value: object, what: str) -> None:
+    """Raise HeaderMismatch unless the header `name` equals a value in the body, which `what` describes."""
     if header is None:
-        raise HeaderMismatch("Header mismatch: Mcp-Name is missing; repeat the name or URI of the body in it.")
-    # The fast path is only for plain values. A value in base64 has to be decoded first.
-    if header == expected and header.isascii() and header.isprintable() and header[:2] != "=?":
-        return
+        raise HeaderMismatch(f"Header mismatch: {name} is missing; repeat {what} in it.")
     try:
-        name = decode_value(header)
+        is_same = matches(header, value)
     except ValueError as fault:
-        raise HeaderMismatch(f"Header mismatch: Mcp-Name is not usable. {fault}") from None
-    if name != expected:
-        raise HeaderMismatch(
-            "Header mismatch: Mcp-Name differs from the name or URI in the body; send the same value in both."
-        )
+        raise HeaderMismatch(f"Header mismatch: {name} is not usable. {fault}") from None
+    if not is_same:
+        raise HeaderMismatch(f"Header mismatch: {name} differs from {what}; send the same value in both.")
 
 
 def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import islice
+from posixpath import commonprefix
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -41,11 +42,9 @@ def check_tool_name(name: str) -> None:
         return
     if not name:
         raise ValueError("The tool name is empty; give it 1 to 128 characters of A-Z a-z 0-9 _ . -.")
-    wrong = re.search(r"[^A-Za-z0-9_.-]", name)
-    if wrong:
-        raise ValueError(
-            f"The tool name {name[:_MAX_NAME]!r} has {wrong[0]!r}, which is not allowed; use A-Z a-z 0-9 _ . - only."
-        )
+    if wrong := re.search(r"[^A-Za-z0-9_.-]", name):
+        shown = repr(name[:_MAX_NAME])
+        raise ValueError(f"The tool name {shown} has {wrong[0]!r}, which is not allowed; use A-Z a-z 0-9 _ . - only.")
     raise ValueError(f"The tool name {name[:40] + '…'!r} has {len(name)} characters; shorten it to at most 128.")
 
 
@@ -56,15 +55,10 @@ def check_meta_key(key: str) -> None:
     """
     prefix, slash, name = key.rpartition("/")
     if slash and not all(_LABEL.fullmatch(label) for label in prefix.split(".")):
-        raise ValueError(
-            f"The prefix of the key {key[:_MAX_NAME]!r} is malformed; write labels separated by dots before one '/', "
-            "each beginning with a letter and ending with a letter or digit, such as 'com.example/'."
-        )
+        raise ValueError(f"The prefix of the key {key[:_MAX_NAME]!r} is malformed; write it as 'com.example/'.")
     if not _KEY_NAME.fullmatch(name):
-        raise ValueError(
-            f"The name in the key {key[:_MAX_NAME]!r} is malformed; begin and end it with a letter or digit, and use "
-            "letters, digits, '-', '_' and '.' between."
-        )
+        allowed = "use A-Z a-z 0-9 _ . - only, and a letter or digit at both ends"
+        raise ValueError(f"The name in the key {key[:_MAX_NAME]!r} is malformed; {allowed}.")
 
 
 def is_reserved_meta_key(key: str) -> bool:
@@ -86,9 +80,7 @@ def check_extension_id(id: str) -> None:
     """
     prefix, slash, name = id.rpartition("/")
     if not (slash and prefix and name):
-        raise ValueError(
-            f"The extension identifier {id[:_MAX_NAME]!r} needs a prefix and a name; write it as 'com.example/name'."
-        )
+        raise ValueError(f"The extension {id[:_MAX_NAME]!r} needs a prefix and a name; write it as 'com.example/name'.")
     check_meta_key(id)
 
 
@@ -103,17 +95,13 @@ def check_uri(uri: str, max_bytes: int = 8192) -> None:
     if len(uri) > max_bytes:
         raise ValueError(f"The URI has {len(uri)} characters; shorten it to at most {max_bytes}.")
     shown = repr(uri[:100])
-    wrong = _NOT_URI.search(uri)
-    if wrong:
+    if wrong := _NOT_URI.search(uri):
         raise ValueError(f"The URI {shown} has {wrong[0]!r} at {wrong.start()}; percent-encode it.")
     scheme, colon, rest = uri.partition(":")
     if not colon or "/" in scheme or "?" in scheme or "#" in scheme:
         raise ValueError(f"The URI {shown} has no scheme; begin it with one, such as 'file:///' or 'notes://'.")
     if not _SCHEME.fullmatch(scheme):
-        raise ValueError(
-            f"The scheme of the URI {shown} is malformed; begin it with a letter, and use letters, digits, "
-            "'+', '-' and '.' only."
-        )
+        raise ValueError(f"The scheme of the URI {shown} is malformed; use A-Z a-z 0-9 + . - only, first a letter.")
     _check_delimiters(shown, rest)
 
 
@@ -163,15 +151,4 @@ def _is_as_long(name: str, candidate: str) -> bool:
 
 def _shared_ends(name: str, candidate: str) -> int:
     """Return how many characters two names have in common at the beginning, plus those at the end."""
-    return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
-
-
-def _shared_beginning(one: str, other: str) -> int:
-    least, most = 0, min(len(one), len(other))
-    while least < most:  # a binary search, because up to 1,000 names of 128 characters are compared
-        middle = (least + most + 1) // 2
-        if one.startswith(other[least:middle], least):
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    return len(commonprefix((name, candidate))) + len(commonprefix((name[::-1], candidate[::-1])))

@@ -24,8 +24,9 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 from msgspec import Raw
@@ -49,7 +50,7 @@ def digest(method: str, params: Any) -> str:
     True
     """
     whole = hashlib.sha256(msgspec.json.encode((method, params), order="sorted")).digest()
-    return base64.urlsafe_b64encode(whole[:_DIGEST_BYTES]).rstrip(b"=").decode()
+    return _encode(whole[:_DIGEST_BYTES])
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     answers: dict[str, RecordedAnswer]
     once: dict[str, Raw]
     pending: dict[str, str]
-    state: list[Raw]
+    state: Annotated[list[Raw], msgspec.Meta(max_length=1)]
     id: str = ""
     by_hand: list[str] = []
 
@@ -75,6 +76,7 @@ _read = msgspec.json.Decoder(_Record).decode
 _write = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True, eq=False)
 class Journal:
     """The answers and once-results of one logical call so far.
 
@@ -87,18 +89,13 @@ class Journal:
     b'{"roots":[]}'
     """
 
-    __slots__ = ("answers", "before", "by_hand", "id", "once", "pending", "state")
-
-    def __init__(
-        self, answers: dict[str, RecordedAnswer], once: dict[str, Raw], pending: dict[str, str], state: Raw | None
-    ) -> None:
-        self.answers = answers
-        self.once = once  # results of `ctx.once`, by key
-        self.pending = pending  # digests of the questions of the last round, by key
-        self.state = state  # the state that the handler gave with `InputRequired`, or None
-        self.by_hand: set[str] = set()  # keys of questions asked with `InputRequired`, which are not asked again
-        self.id = ""  # id of the logical call; empty in the first round
-        self.before: dict[str, str] = {}  # questions of the last round that were not answered
+    answers: dict[str, RecordedAnswer]
+    once: dict[str, Raw]  # results of `ctx.once`, by key
+    pending: dict[str, str]  # digests of the questions of the last round, by key
+    state: Raw | None  # the state that the handler gave with `InputRequired`, or None
+    by_hand: set[str] = field(default_factory=set[str])  # keys of questions of `InputRequired`, never asked again
+    id: str = ""  # id of the logical call; empty in the first round
+    before: dict[str, str] = field(default_factory=dict[str, str])  # questions of the last round without an answer
 
     @classmethod
     def empty(cls) -> Journal:
@@ -112,12 +109,8 @@ class Journal:
             record = _read(data)
         except (msgspec.DecodeError, RecursionError):
             raise ValueError("These bytes are not a journal; decode only bytes of `Journal.encode`.") from None
-        if len(record.state) > 1:
-            raise ValueError("These bytes are not a journal: they have more than one state.")
-        journal = cls(record.answers, record.once, record.pending, record.state[0] if record.state else None)
-        journal.by_hand.update(record.by_hand)
-        journal.id = record.id
-        return journal
+        state = record.state[0] if record.state else None
+        return cls(record.answers, record.once, record.pending, state, set(record.by_hand), record.id)
 
     def encode(self) -> bytes:
         """Return the journal as bytes."""
@@ -132,9 +125,7 @@ class Journal:
 
     def _encode(self, answers: dict[str, RecordedAnswer]) -> bytes:
         fields = (answers, self.once, self.pending, [] if self.state is None else [self.state], self.id)
-        return _write(
-            (*fields, sorted(self.by_hand)) if self.by_hand else fields
-        )  # the fields of `_Record`; an empty last field is left out
+        return _write((*fields, sorted(self.by_hand)) if self.by_hand else fields)  # an empty last field is left out
 
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
         """Record the answers to the pending questions; afterwards no question is pending.
@@ -143,10 +134,7 @@ class Journal:
         answer is asked again when the handler runs again. Raises ValueError if there are more than `limit` answers.
         """
         if len(responses) > limit:
-            raise ValueError(
-                f"`inputResponses` has {len(responses)} entries, but at most {limit} are allowed; "
-                "send only answers to questions of this call."
-            )
+            raise ValueError(f"`inputResponses` has {len(responses)} entries, but at most {limit} are allowed.")
         for key, question in self.pending.items():
             if key in responses:
                 self.answers[key] = RecordedAnswer(question, responses[key])
@@ -242,10 +230,8 @@ class KeyRing:
             raise UsageError(f"A KeyRing needs at least one secret. {_REMEDY}")
         for number, secret in enumerate(self._secrets, 1):
             if len(secret) < _LEAST_SECRET:
-                raise UsageError(
-                    f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes, but a safe one has at least "
-                    f"{_LEAST_SECRET}. {_REMEDY}"
-                )
+                which = f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes"
+                raise UsageError(f"{which}, but a safe one has at least {_LEAST_SECRET}. {_REMEDY}")
 
     def __repr__(self) -> str:
         return f"<KeyRing of {len(self._secrets)}>"  # never a secret
@@ -296,8 +282,6 @@ class KeyRing:
         if len(token) > max_bytes:
             raise StateRefused
         data = _decode(token)
-        if len(data) < _HEAD.size + _TAG_BYTES:
-            raise StateRefused
         head, sealed = data[: _HEAD.size], data[_HEAD.size :]
         version, key_id, expires, nonce = _HEAD.unpack(head)
         payload = self._decrypt(key_id, nonce, sealed, head + binding)
@@ -315,9 +299,7 @@ class KeyRing:
             data = _decode(token)
         except StateRefused:
             return False
-        if len(data) < _HEAD.size + _TAG_BYTES:
-            return False
-        version, key_id, _, _ = _HEAD.unpack(data[: _HEAD.size])
+        version, key_id, _, _ = _HEAD.unpack_from(data)
         return version == _VERSION and all(known != key_id for known, _ in self._keys)
 
     def _decrypt(self, key_id: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None:
@@ -374,11 +356,11 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """Return the bytes of a token; raise StateRefused unless the token is exactly what `_encode` returns for them."""
+    """Return the bytes of a token. Raises StateRefused if it is too short, or not exactly what `_encode` returns."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):
         raise StateRefused from None
-    if _encode(data) != token:
+    if _encode(data) != token or len(data) < _HEAD.size + _TAG_BYTES:
         raise StateRefused
     return data

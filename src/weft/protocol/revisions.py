@@ -59,10 +59,7 @@ _FEATURES = (
     Method("prompts/get", GetPromptParams, mirrored="name", capability="prompts"),
     Method("completion/complete", CompleteParams, capability="completions"),
 )
-_STATELESS = (
-    Method("server/discover", RequestParams),
-    Method("subscriptions/listen", ListenParams),
-)
+_STATELESS = (Method("server/discover", RequestParams), Method("subscriptions/listen", ListenParams))
 _SESSION = (
     Method("initialize", InitializeParams),
     Method("ping", RequestParams),
@@ -81,3 +78,9 @@ SESSION_2025_11_25 = Revision("2025-11-25", _session_names, polling=True)
 SESSION_2025_06_18 = Revision("2025-06-18", _session_names)
 SESSION_2025_03_26 = Revision("2025-03-26", _session_names, batches=True)
 SESSION_2024_11_05 = Revision("2024-11-05", _session_names)
+
+SESSION_REVISIONS: Mapping[str, Revision] = {
+    revision.version: revision
+    for revision in (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
+}
+"""The revisions of the session era by version, newest first."""

@@ -175,20 +175,6 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `schema` itself, or the target of its `$ref` if it has one. Only for schemas that Weft made.
-
-    The target is looked up in the `$defs` of `root`.
-
-    >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
-    {'enum': ['red']}
-    """
-    if "$ref" not in schema:
-        return schema
-    found: Mapping[str, Any] = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    return found
-
-
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the members of the union `schema`, or `schema` itself if it is not a union. Only for schemas of Weft.
 
@@ -204,7 +190,7 @@ def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator
         if reference is not None:
             if reference not in followed:
                 followed.add(reference)
-                pending.insert(0, referred(one, root))
+                pending.insert(0, root.get("$defs", {}).get(reference.rpartition("/")[2], {}))
         elif members := [*one.get("anyOf", ()), *one.get("oneOf", ())]:
             pending[:0] = members
         else:
@@ -279,10 +265,8 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
     place = "/".join(str(step) for step in error.instance_path)
     kind = type(error.kind).__name__
     if kind == "Referencing":
-        return SchemaError(
-            f"A reference cannot be resolved: {error.message[:300]}. References are never fetched; "
-            "put the target of the reference under $defs in the schema itself."
-        )
+        remedy = "References are never fetched; put the target under $defs in the schema itself."
+        return SchemaError(f"A reference cannot be resolved: {error.message[:300]}. {remedy}")
     if kind == "Format" and error.message.endswith('"regex"'):
         return SchemaError(
             f"The regular expression at {place!r} cannot be used: it is malformed, too large, or needs look-around or "
@@ -293,10 +277,8 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
             f"The schema is not valid JSON Schema at {place!r}: {_shown(error.instance)} is not a type. The types are "
             f"{', '.join(_TYPES)}. Correct it."
         )
-    return SchemaError(
-        f"The schema is not valid JSON Schema at {place or 'its root'!r}: {_sentence(error.message, error.instance)} "
-        "Correct it."
-    )
+    problem = _sentence(error.message, error.instance)
+    return SchemaError(f"The schema is not valid JSON Schema at {place or 'its root'!r}: {problem} Correct it.")
 
 
 def _shown(value: Any) -> str:
@@ -315,8 +297,6 @@ class _Cost:
     such as `items`. Some parts check only one certain member, as in `properties`. Of these, only the member with the
     most work counts.
     """
-
-    __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.schema = schema

@@ -66,20 +66,6 @@ class Decoder:
     ([], [Event(data='one', event='message', id=None, retry=None)])
     """
 
-    __slots__ = (
-        "_after_cr",
-        "_at_start",
-        "_data",
-        "_event",
-        "_id",
-        "_line",
-        "_max",
-        "_retry",
-        "_size",
-        "last_event_id",
-        "retry",
-    )
-
     def __init__(self, *, max_event_bytes: int = 16 * 1024 * 1024) -> None:
         self.last_event_id: str | None = None
         self.retry: int | None = None
@@ -88,7 +74,7 @@ class Decoder:
         self._size = 0  # bytes of the event so far, including the incomplete line
         self._after_cr = False  # whether the last chunk ended with CR; then an LF at the start of the next is skipped
         self._at_start = True  # whether no line is complete yet; the first line may begin with a byte-order mark
-        self._data: bytes | bytearray | None = None  # the data lines, joined; a list of lines would need more memory
+        self._data: bytearray | None = None  # the data lines, joined; a list of lines would need more memory
         self._event = b""
         self._id: bytes | None = None  # becomes `last_event_id` when the event is complete
         self._retry: int | None = None
@@ -105,8 +91,7 @@ class Decoder:
         for end in _LINE_END.finditer(chunk):
             self._grow(chunk[position : end.start()])
             position = end.end()
-            event = self._finish_line()
-            if event is not None:
+            if (event := self._finish_line()) is not None:
                 events.append(event)
         self._grow(chunk[position:])
         return events
@@ -132,10 +117,8 @@ class Decoder:
     def _set_field(self, name: bytes, value: bytes, size: int) -> None:
         if name == b"data":
             if self._data is None:
-                self._data = value
+                self._data = bytearray(value)
             else:
-                if isinstance(self._data, bytes):
-                    self._data = bytearray(self._data)
                 self._data += b"\n"
                 self._data += value
         elif name == b"event":
@@ -157,9 +140,5 @@ class Decoder:
             self._id = None
         if data is None:
             return None
-        return Event(
-            data.decode("utf-8", "replace"),
-            event.decode("utf-8", "replace") or "message",
-            self.last_event_id,
-            retry,
-        )
+        kind = event.decode("utf-8", "replace") or "message"
+        return Event(data.decode("utf-8", "replace"), kind, self.last_event_id, retry)

@@ -34,16 +34,18 @@ _NAME = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
 _VARIABLE = re.compile(rf"({_NAME}+(?:\.{_NAME}+)*)(?:(\*)|:([1-9][0-9]{{0,3}}))?")
 _TRIPLET = re.compile(r"(%[0-9A-Fa-f]{2})")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_TOKEN = re.compile(r"\{([^}]*)\}|\{|[^{]+")  # an expression, a brace that is never closed, or a literal
 _NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 _ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # the start of an absolute path, a drive or a URL
 _MOST_DECODED = 8
-_STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
+_STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})  # control characters: they end a line or change the text direction
 _JOINERS = "\u200c\u200d"  # invisible characters inside words of Persian and Indian languages, and in emoji
 
 
 class _Operator(NamedTuple):
     """The rules for one operator: how it expands (RFC 6570, appendix A), and which characters it matches."""
 
+    symbol: str
     first: str
     separator: str
     named: bool
@@ -52,16 +54,20 @@ class _Operator(NamedTuple):
     takes: str
 
 
+# People write queries by hand, so all characters that a query can have are matched, not only those of an expansion.
+_QUERY = _UNRESERVED + _RESERVED.replace("#", "") + "%"
 _OPERATORS = {
-    "": _Operator("", ",", False, "", False, _UNRESERVED + "%"),
-    "+": _Operator("", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
-    "#": _Operator("#", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
-    ".": _Operator(".", ".", False, "", False, _UNRESERVED + "%"),
-    "/": _Operator("/", "/", False, "", False, _UNRESERVED + "%"),
-    ";": _Operator(";", ";", True, "", False, _UNRESERVED + "%;="),
-    # People write queries by hand, so all characters that a query can have are matched, not only those of an expansion.
-    "?": _Operator("?", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
-    "&": _Operator("&", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
+    operator.symbol: operator
+    for operator in (
+        _Operator("", "", ",", False, "", False, _UNRESERVED + "%"),
+        _Operator("+", "", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
+        _Operator("#", "#", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
+        _Operator(".", ".", ".", False, "", False, _UNRESERVED + "%"),
+        _Operator("/", "/", "/", False, "", False, _UNRESERVED + "%"),
+        _Operator(";", ";", ";", True, "", False, _UNRESERVED + "%;="),
+        _Operator("?", "?", "&", True, "=", False, _QUERY),
+        _Operator("&", "&", "&", True, "=", False, _QUERY),
+    )
 }
 _OPTIONAL = frozenset("#;?&")
 
@@ -73,19 +79,21 @@ class _Variable(msgspec.Struct, frozen=True):
 
 
 class _Expression(msgspec.Struct, frozen=True):
-    operator: str
+    operator: _Operator
     variables: tuple[_Variable, ...]
 
+    @property
+    def is_optional(self) -> bool:
+        return self.operator.symbol in _OPTIONAL
 
-class _Taker(msgspec.Struct, frozen=True):
+
+class _Taker(_Expression, frozen=True):
     """One expression, prepared for matching.
 
     It matches one or more of `chars`. Before them it matches the character with which the expansion begins: `/` for
     `{/var}`, none for `{var}` and `{+var}`.
     """
 
-    operator: str
-    variables: tuple[_Variable, ...]
     chars: frozenset[str]
     runs: Callable[[str], Iterable[re.Match[str]]]  # finds the longest runs of `chars` in a text
 
@@ -104,12 +112,13 @@ class UriTemplate:
     {'owner': 'ann', 'path': 'src/a b.py', 'rev': '7'}
     """
 
-    __slots__ = ("_head", "_matching", "_may_match", "_parts", "_takers", "text", "variables")
+    __slots__ = ("_expressions", "_head", "_matching", "_may_match", "_parts", "_takers", "text", "variables")
 
     def __init__(self, text: str, *, matching: bool = True) -> None:
         self.text = text
         self._parts = tuple(_parse(text))
-        names = [var.name for part in self._parts if isinstance(part, _Expression) for var in part.variables]
+        self._expressions = [part for part in self._parts if isinstance(part, _Expression)]
+        names = (var.name for part in self._expressions for var in part.variables)
         self.variables: tuple[str, ...] = tuple(dict.fromkeys(names))
         self._matching = matching
         self._head, self._takers = _takers(text, self._parts) if matching else ("", [])
@@ -127,15 +136,14 @@ class UriTemplate:
         >>> UriTemplate("a://{x}/{y}{?q}").shape == UriTemplate("a://{k}/{v}{?q}").shape
         True
         """
-        shown = {var.name for part in self._parts if _is_named(part) for var in part.variables}
+        shown = {var.name for part in self._expressions if part.operator.named for var in part.variables}
         names = {name: name if name in shown else f"({place})" for place, name in enumerate(self.variables)}
         return "".join(part if isinstance(part, str) else _shape(part, names) for part in self._parts)
 
     @property
     def lists(self) -> frozenset[str]:
         """The names of the variables whose value after a match is a list: `{name*}`."""
-        variables = (var for part in self._parts if isinstance(part, _Expression) for var in part.variables)
-        return frozenset(var.name for var in variables if var.explode)
+        return frozenset(var.name for part in self._expressions for var in part.variables if var.explode)
 
     def expand(self, values: Mapping[str, object]) -> str:
         """Return the URI for these values. A value is text, a number, a list or a mapping; None means no value.
@@ -159,7 +167,7 @@ class UriTemplate:
             return None
         found: list[tuple[_Variable, str | list[str]]] = []
         for taker, text in spans:
-            pairs = _by_name(taker, text) if _OPERATORS[taker.operator].named else _by_place(taker, text)
+            pairs = _by_name(taker, text) if taker.operator.named else _by_place(taker, text)
             if pairs is None:
                 return None
             try:
@@ -189,67 +197,47 @@ class UriTemplate:
         >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
         (True, False)
         """
-        parts = (part for part in self._parts if isinstance(part, _Expression))
-        return all(self._keeps(part, value) for part in parts for var in part.variables if var.name == name)
+        uses = (part for part in self._expressions for var in part.variables if var.name == name)
+        return all(self._keeps(part, value) for part in uses)
 
-    def _keeps(self, part: _Expression | _Taker, value: str) -> bool:
-        return _is_safe(part.operator, value, is_whole=not self._head)
+    def _keeps(self, part: _Expression, value: str) -> bool:
+        return _is_safe(part.operator.symbol, value, is_whole=not self._head)
 
 
 # --- grammar
 
 
 def _parse(text: str) -> Iterable[str | _Expression]:
-    position = 0
-    while position < len(text):
-        opening = text.find("{", position)
-        end = len(text) if opening < 0 else opening
-        if end > position:
-            yield _parse_literal(text, position, end)
-        if opening < 0:
-            return
-        closing = text.find("}", opening)
-        if closing < 0:
-            raise ValueError(f"The URI template {text!r} opens '{{' at {opening} and never closes it; add '}}'.")
-        yield _parse_expression(text, opening, closing)
-        position = closing + 1
+    for token in _TOKEN.finditer(text):
+        if token[0] == "{":
+            raise ValueError(f"The URI template {text!r} opens '{{' at {token.start()} and never closes it; add '}}'.")
+        yield _parse_literal(text, token) if token[1] is None else _parse_expression(text, token)
 
 
-def _parse_literal(text: str, start: int, end: int) -> str:
-    wrong = _NOT_LITERAL.search(text, start, end)
-    if wrong:
-        raise ValueError(
-            f"The URI template {text!r} has {wrong[0]!r} at {wrong.start()}, which a URI cannot have there; "
-            "percent-encode it."
-        )
-    return _encode(text[start:end], reserved=True)
+def _parse_literal(text: str, token: re.Match[str]) -> str:
+    if wrong := _NOT_LITERAL.search(text, token.start(), token.end()):
+        raise ValueError(f"The URI template {text!r} has {wrong[0]!r} at {wrong.start()}; percent-encode it.")
+    return _encode(token[0], reserved=True)
 
 
-def _parse_expression(text: str, opening: int, closing: int) -> _Expression:
-    body = text[opening + 1 : closing]
-    place = f"The URI template {text!r} has the expression '{{{body}}}' at {opening}"
-    operator = body[:1] if body[:1] in _OPERATORS else ""
+def _parse_expression(text: str, token: re.Match[str]) -> _Expression:
+    body = token[1]
+    place = f"The URI template {text!r} has the expression '{token[0]}' at {token.start()}"
     if body[:1] in tuple("=,!@|"):
         raise ValueError(f"{place}, whose operator {body[0]!r} is reserved; use one of + # . / ; ? &.")
+    operator = _OPERATORS.get(body[:1], _OPERATORS[""])
     variables: list[_Variable] = []
-    for spec in body[len(operator) :].split(","):
+    for spec in body[len(operator.symbol) :].split(","):
         found = _VARIABLE.fullmatch(spec)
         if found is None:
-            raise ValueError(
-                f"{place}, where {spec!r} is not a variable; write a name of letters, digits and '_', "
-                "optionally followed by '*' or by ':' and a length up to 9999."
-            )
+            raise ValueError(f"{place}, where {spec!r} is not a variable; write it as name, name* or name:9.")
         variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
     return _Expression(operator, tuple(variables))
 
 
-def _is_named(part: str | _Expression) -> TypeGuard[_Expression]:
-    return isinstance(part, _Expression) and _OPERATORS[part.operator].named
-
-
 def _shape(expression: _Expression, names: Mapping[str, str]) -> str:
     variables = ((names[var.name], var.explode, var.prefix) for var in expression.variables)
-    return f"{{{expression.operator}{','.join(map(str, variables))}}}"
+    return f"{{{expression.operator.symbol}{','.join(map(str, variables))}}}"
 
 
 # --- expansion
@@ -265,7 +253,7 @@ def _encode(text: str, *, reserved: bool) -> str:
 
 
 def _expand_expression(expression: _Expression, values: Mapping[str, object]) -> str:
-    operator = _OPERATORS[expression.operator]
+    operator = expression.operator
     pieces = [piece for var in expression.variables for piece in _expand_variable(operator, var, values.get(var.name))]
     return operator.first + operator.separator.join(pieces) if pieces else ""
 
@@ -273,32 +261,20 @@ def _expand_expression(expression: _Expression, values: Mapping[str, object]) ->
 def _expand_variable(operator: _Operator, var: _Variable, value: object) -> list[str]:
     """Return the expansion of a variable as a list of pieces, which is empty if the variable has no value."""
 
-    def encode(text: str) -> str:
-        return _encode(text, reserved=operator.reserved)
+    def text(item: object) -> str:
+        return _encode(_scalar(var.name, item)[: var.prefix], reserved=operator.reserved)
 
     def named(name: str, text: str) -> str:
+        if not operator.named:
+            return text
         return f"{name}={text}" if text else name + operator.if_empty
 
     if value is None:
         return []
-    if _is_list(value) or _is_mapping(value):
-        if var.prefix is not None:
-            raise ValueError(f"The variable {var.name!r} has a length, so its value must be text, not a collection.")
-        return _expand_collection(operator, var, value, encode, named)
-    text = encode(_scalar(var.name, value)[: var.prefix])
-    return [named(var.name, text) if operator.named else text]
-
-
-def _expand_collection(
-    operator: _Operator,
-    var: _Variable,
-    value: Iterable[Any] | Mapping[Any, Any],
-    encode: Callable[[str], str],
-    named: Callable[[str, str], str],
-) -> list[str]:
-    def text(item: object) -> str:
-        return encode(_scalar(var.name, item))
-
+    if not (_is_mapping(value) or _is_list(value)):
+        return [named(var.name, text(value))]
+    if var.prefix is not None:
+        raise ValueError(f"The variable {var.name!r} has a length, so its value must be text, not a collection.")
     if _is_mapping(value):
         pairs = [(text(key), text(item)) for key, item in value.items() if item is not None]
         if var.explode:
@@ -307,11 +283,8 @@ def _expand_collection(
     else:
         items = [text(item) for item in value if item is not None]
         if var.explode:
-            return [named(var.name, item) for item in items] if operator.named else items
-    if not items:
-        return []
-    joined = ",".join(items)
-    return [named(var.name, joined) if operator.named else joined]
+            return [named(var.name, item) for item in items]
+    return [named(var.name, ",".join(items))] if items else []
 
 
 def _is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
@@ -329,10 +302,8 @@ def _scalar(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return str(value)
-    raise ValueError(
-        f"The variable {name!r} has a value of type {type(value).__name__}; "
-        "give text, a number, or a flat list or mapping of these."
-    )
+    kind = type(value).__name__
+    raise ValueError(f"The variable {name!r} has a value of type {kind}; give text, a number, or a flat list of these.")
 
 
 # --- matching
@@ -348,14 +319,14 @@ def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[
         previous = takers[-1] if takers else None
         if isinstance(part, str):
             takers.append(part)
-        elif isinstance(previous, _Taker) and previous.operator + part.operator in ("?&", "&&", ";;"):
+            continue
+        symbol = part.operator.symbol
+        if isinstance(previous, _Taker) and previous.operator.symbol + symbol in ("?&", "&&", ";;"):
             # Both together are one list of parameters, which may come in any order.
-            takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars, previous.runs)
-        elif isinstance(previous, _Taker) and part.operator in ("", "+"):
-            raise ValueError(
-                f"The URI template {text!r} has two expressions side by side, so that a match cannot tell where the "
-                f"first one ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
-            )
+            takers[-1] = msgspec.structs.replace(previous, variables=previous.variables + part.variables)
+        elif isinstance(previous, _Taker) and symbol in ("", "+"):
+            remedy = f"put a literal before {part.variables[0].name!r}, or one of . / ; ? & #"
+            raise ValueError(f"The URI template {text!r} has two expressions side by side; {remedy}.")
         else:
             chars = _chars(part, parts[index + 1 :])
             takers.append(_Taker(part.operator, part.variables, chars, re.compile(f"{_class(chars)}+").finditer))
@@ -364,12 +335,11 @@ def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[
 
 
 def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> frozenset[str]:
-    operator = _OPERATORS[expression.operator]
-    chars = set(operator.takes)
+    chars = set(expression.operator.takes)
     if len(expression.variables) > 1 or any(var.explode for var in expression.variables):
-        chars.add(operator.separator)
-    if expression.operator == "+":
-        chars -= _OPTIONAL & {part.operator for part in later if isinstance(part, _Expression)}
+        chars.add(expression.operator.separator)
+    if expression.operator.symbol == "+":
+        chars -= _OPTIONAL & {part.operator.symbol for part in later if isinstance(part, _Expression)}
     return frozenset(chars)
 
 
@@ -386,9 +356,9 @@ def _outline(takers: list[str | _Taker]) -> str:
             pattern += re.escape(part) if exact else f"(?>.*?{re.escape(part)})"
             continue
         follows = _followers(takers[index + 1 :])
-        exact = exact and part.operator not in _OPTIONAL and not part.chars & follows
+        exact = exact and not part.is_optional and not part.chars & follows
         if exact:
-            pattern += f"{re.escape(_OPERATORS[part.operator].first)}{_class(part.chars)}++"
+            pattern += f"{re.escape(part.operator.first)}{_class(part.chars)}++"
             pattern += f"(?:(?={_class(follows)})|\\Z)" if follows else r"\Z"
     return pattern
 
@@ -399,9 +369,8 @@ def _followers(takers: list[str | _Taker]) -> frozenset[str]:
     for part in takers:
         if isinstance(part, str):
             return frozenset({*firsts, part[0]})
-        first = _OPERATORS[part.operator].first
-        firsts |= {first} if first else part.chars
-        if part.operator not in _OPTIONAL:
+        firsts |= {part.operator.first} if part.operator.first else part.chars
+        if not part.is_optional:
             break
     return frozenset(firsts)
 
@@ -426,16 +395,15 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
     can_end[-1] = 1
     ends_by_part: list[list[int]] = []
     for part in reversed(takers):
-        found = _literal_ends(part, uri, can_end) if isinstance(part, str) else _taker_ends(part, uri, can_end)
-        can_end = found.begins
-        ends_by_part.append(found.ends)
+        ends, can_end = _literal_ends(part, uri, can_end) if isinstance(part, str) else _taker_ends(part, uri, can_end)
+        ends_by_part.append(ends)
     if not can_end[0]:
         return None
     start, spans = 0, list[tuple[_Taker, str]]()
     for part, ends in zip(takers, reversed(ends_by_part), strict=True):
         end = ends[start]
         if isinstance(part, _Taker) and end > start:
-            spans.append((part, uri[start + len(_OPERATORS[part.operator].first) : end]))
+            spans.append((part, uri[start + len(part.operator.first) : end]))
         start = end
     return spans
 
@@ -460,26 +428,22 @@ def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
 
     `can_end` has a 1 at each position of the URI where the parts to the right of the expression can begin.
     """
-    first = _OPERATORS[taker.operator].first
-    if taker.operator in _OPTIONAL:
-        ends = [place if can else -1 for place, can in enumerate(can_end)]
-        begins = can_end[:]
-    else:
-        ends, begins = [-1] * len(can_end), bytearray(len(can_end))
+    first = taker.operator.first
+    ends, begins = [-1] * len(can_end), bytearray(len(can_end))
+    if taker.is_optional:
+        ends, begins = [place if can else -1 for place, can in enumerate(can_end)], can_end[:]
     for run in taker.runs(uri):
         start = run.start()
         end = _last_end(uri, can_end, start, run.end())
-        if end < 0:
-            continue
-        if not first:
+        if end >= 0 and not first:
             ends[start:end] = [end] * (end - start)
             begins[start:end] = b"\1" * (end - start)
-            continue
-        position = uri.find(first, max(0, start - 1), end - 1)
-        while position >= 0:
-            ends[position] = end
-            begins[position] = 1
-            position = uri.find(first, position + 1, end - 1)
+        elif end >= 0:
+            position = uri.find(first, max(0, start - 1), end - 1)
+            while position >= 0:
+                ends[position] = end
+                begins[position] = 1
+                position = uri.find(first, position + 1, end - 1)
     return _Ends(ends, begins)
 
 
@@ -502,21 +466,16 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
     variables = taker.variables
     if len(variables) == 1 and not variables[0].explode:
         return [(variables[0], [text])]
-    items = text.split(_OPERATORS[taker.operator].separator)
-    if not all(items):
+    items = text.split(taker.operator.separator)
+    groups = [[item] for item in items]
+    exploded = next((index for index, var in enumerate(variables) if var.explode), None)
+    if exploded is not None and len(items) >= len(
+        variables
+    ):  # the first exploded variable gets all items that the others do not need
+        after = exploded + 1 + len(items) - len(variables)
+        groups[exploded:after] = [items[exploded:after]]
+    if len(groups) != len(variables) or not all(items):
         return None
-    exploded = [index for index, var in enumerate(variables) if var.explode]
-    if not exploded:
-        return (
-            [(var, [item]) for var, item in zip(variables, items, strict=True)]
-            if len(items) == len(variables)
-            else None
-        )
-    # The first exploded variable gets all items that the others do not need.
-    at, spare = exploded[0], len(items) - len(variables) + 1
-    if spare < 1:
-        return None
-    groups = [[item] for item in items[:at]] + [items[at : at + spare]] + [[item] for item in items[at + spare :]]
     return list(zip(variables, groups, strict=True))
 
 
@@ -527,7 +486,7 @@ def _by_name(taker: _Taker, text: str) -> _Pairs | None:
     """
     variables = {var.name: var for var in taker.variables}
     found: dict[str, list[str]] = {}
-    for piece in text.split(_OPERATORS[taker.operator].separator):
+    for piece in text.split(taker.operator.separator):
         name, _, value = piece.partition("=")
         if name not in variables or (name in found and not variables[name].explode):
             return None
@@ -541,33 +500,18 @@ def _decode(text: str) -> str:
 
 def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
     plain = _plain(value)
-    shown = _without_invisible(plain)
+    # Some programs ignore invisible characters, so two dots with one between them could become `..`.
+    shown = plain if plain.isascii() else "".join(char for char in plain if unicodedata.category(char) != "Cf")
     segments = re.split(r"[/\\]", shown)
     if "\0" in plain or any(segment.partition(";")[0].strip() == ".." for segment in segments):
         return False
     if operator in ("?", "&", "#"):
         return True
-    if "\\" in plain or any(_steers(char) for char in plain):
+    if "\\" in plain or any(unicodedata.category(char) in _STEERING and char not in _JOINERS for char in plain):
         return False
     if operator == "+":
         return is_whole or not _ELSEWHERE.match(shown)
     return len(segments) == 1 and shown != "."
-
-
-def _without_invisible(text: str) -> str:
-    """Return a text without invisible characters.
-
-    Some programs ignore such characters, so two dots with an invisible character between them could become `..`.
-    """
-    return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
-
-
-def _steers(char: str) -> bool:
-    """Return whether a character ends a line, changes the text direction, or is another control character.
-
-    The result is False for joiners: they are invisible, but part of words.
-    """
-    return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
@@ -588,12 +532,8 @@ def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str 
     The result is None also if a value is longer than its prefix, such as 3 in `{var:3}`, allows.
     """
     values: dict[str, str | list[str]] = {}
-    for var, value in found:
-        if var.prefix is None and values.setdefault(var.name, value) != value:
+    for var, value in sorted(found, key=lambda pair: pair[0].prefix is not None):  # whole values first
+        whole = values.setdefault(var.name, value)
+        if whole[: var.prefix] != value or (var.prefix is not None and len(value) > var.prefix):
             return None
-    for var, value in found:
-        if var.prefix is not None:
-            whole = values.setdefault(var.name, value)
-            if len(value) > var.prefix or whole[: var.prefix] != value:
-                return None
     return values

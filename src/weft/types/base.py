@@ -10,6 +10,10 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import NODEFAULT, UNSET, field
 
+__all__ = [
+    "Annotations", "EmptyResult", "Icon", "Implementation", "NotificationParams", "Result", "Struct",
+]  # fmt: skip
+
 JsonObject = dict[str, Any]
 Meta = dict[str, Any]
 Role = Literal["user", "assistant"]
@@ -109,6 +113,19 @@ class Result(Struct, kw_only=True):
 
     result_type: str | None = None
     meta: Meta | None = field(name="_meta", default=None)
+
+
+class CacheableResult(Result, kw_only=True):
+    """The base of all results that a client may cache, for `ttl_ms` milliseconds."""
+
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class PageResult(CacheableResult, kw_only=True):
+    """The base of all results that are one page of a list. `next_cursor` requests the next page."""
+
+    next_cursor: str | None = None
 
 
 class EmptyResult(Result):

@@ -9,8 +9,27 @@ import msgspec
 from msgspec import UNSET, UnsetType, field
 
 from weft.errors import InvalidParams
-from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Role, Struct
+from weft.types.base import (
+    Annotations,
+    CacheableResult,
+    Icon,
+    Meta,
+    NotificationParams,
+    PageResult,
+    Result,
+    Role,
+    Struct,
+)
 from weft.types.lifecycle import InputParams, RequestParams
+
+__all__ = [
+    "AudioContent", "CallToolParams", "CallToolResult", "CompleteArgument", "CompleteContext", "CompleteParams",
+    "CompleteResult", "Completion", "EmbeddedResource", "GetPromptParams", "GetPromptResult", "ImageContent",
+    "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult", "ListToolsResult", "Prompt",
+    "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams", "ReadResourceResult", "Resource",
+    "ResourceContents", "ResourceLink", "ResourceTemplate", "ResourceTemplateReference", "ResourceUpdatedParams",
+    "SubscribeParams", "TextContent", "Tool", "ToolAnnotations",
+]  # fmt: skip
 
 
 class TextContent(Struct, tag="text", tag_field="type"):
@@ -39,8 +58,8 @@ class AudioContent(Struct, tag="audio", tag_field="type"):
     meta: Meta | None = field(name="_meta", default=None)
 
 
-class ResourceLink(Struct, tag="resource_link", tag_field="type"):
-    """A pointer to a resource that can be read."""
+class Resource(Struct):
+    """A resource as a client sees it."""
 
     uri: str
     name: str
@@ -51,6 +70,15 @@ class ResourceLink(Struct, tag="resource_link", tag_field="type"):
     icons: list[Icon] | None = None
     annotations: Annotations | None = None
     meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or self.name
+
+
+class ResourceLink(Resource, tag="resource_link", tag_field="type"):
+    """A pointer to a resource that can be read."""
 
 
 class ResourceContents(Struct):
@@ -102,13 +130,10 @@ class Tool(Struct):
         return self.title or (self.annotations and self.annotations.title) or self.name
 
 
-class ListToolsResult(Result, kw_only=True):
+class ListToolsResult(PageResult, kw_only=True):
     """One page of tools."""
 
     tools: list[Tool]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
@@ -143,25 +168,6 @@ class CallToolResult(Result, kw_only=True, omit_defaults=True):
     is_error: bool = False
 
 
-class Resource(Struct):
-    """A resource as a client sees it."""
-
-    uri: str
-    name: str
-    title: str | None = None
-    description: str | None = None
-    mime_type: str | None = None
-    size: int | None = None
-    icons: list[Icon] | None = None
-    annotations: Annotations | None = None
-    meta: Meta | None = field(name="_meta", default=None)
-
-    @property
-    def display_name(self) -> str:
-        """Return the name to show to people."""
-        return self.title or self.name
-
-
 class ResourceTemplate(Struct):
     """A family of resources whose URIs match a template (RFC 6570)."""
 
@@ -180,22 +186,16 @@ class ResourceTemplate(Struct):
         return self.title or self.name
 
 
-class ListResourcesResult(Result, kw_only=True):
+class ListResourcesResult(PageResult, kw_only=True):
     """One page of resources."""
 
     resources: list[Resource]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
-class ListResourceTemplatesResult(Result, kw_only=True):
+class ListResourceTemplatesResult(PageResult, kw_only=True):
     """One page of resource templates."""
 
     resource_templates: list[ResourceTemplate]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class ReadResourceParams(InputParams, kw_only=True):
@@ -204,12 +204,10 @@ class ReadResourceParams(InputParams, kw_only=True):
     uri: str
 
 
-class ReadResourceResult(Result, kw_only=True):
+class ReadResourceResult(CacheableResult, kw_only=True):
     """The contents of a resource that was read."""
 
     contents: list[ResourceContents]
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class ResourceUpdatedParams(NotificationParams, kw_only=True):
@@ -256,13 +254,10 @@ class PromptMessage(Struct):
     content: ContentBlock
 
 
-class ListPromptsResult(Result, kw_only=True):
+class ListPromptsResult(PageResult, kw_only=True):
     """One page of prompts."""
 
     prompts: list[Prompt]
-    next_cursor: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class GetPromptParams(InputParams, kw_only=True):

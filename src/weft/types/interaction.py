@@ -10,6 +10,12 @@ from weft.types.base import Meta, NotificationParams, Result, Role, Struct
 from weft.types.features import AudioContent, ContentBlock, ImageContent, TextContent, Tool
 from weft.types.lifecycle import RequestParams
 
+__all__ = [
+    "AcknowledgedParams", "CreateMessageParams", "CreateMessageResult", "ElicitParams", "ElicitResult", "InputRequest",
+    "InputRequiredResult", "ListRootsResult", "ListenParams", "ModelHint", "ModelPreferences", "Root",
+    "SamplingMessage", "SubscriptionFilter", "ToolChoice", "ToolResultContent", "ToolUseContent",
+]  # fmt: skip
+
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
     """A model's request to call a tool."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import field
 
 from weft.types.base import (
-    CacheScope,
+    CacheableResult,
     Implementation,
     JsonObject,
     LogLevel,
@@ -18,6 +18,13 @@ from weft.types.base import (
     Result,
     Struct,
 )
+
+__all__ = [
+    "CancelledParams", "ClientCapabilities", "DiscoverResult", "ElicitationCapability", "InitializeParams",
+    "InitializeResult", "InputParams", "ListChangedCapability", "LogMessageParams", "PaginatedParams", "ProgressParams",
+    "RequestMeta", "RequestParams", "ResourcesCapability", "RootsCapability", "SamplingCapability",
+    "ServerCapabilities", "SetLevelParams",
+]  # fmt: skip
 
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
@@ -116,14 +123,12 @@ class ServerCapabilities(Struct):
     extensions: dict[str, JsonObject] | None = None
 
 
-class DiscoverResult(Result, kw_only=True):
+class DiscoverResult(CacheableResult, kw_only=True):
     """The server's description of itself: the result of `server/discover`."""
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
     instructions: str | None = None
-    ttl_ms: int | None = None
-    cache_scope: CacheScope | None = None
 
 
 class InitializeParams(RequestParams, kw_only=True):
