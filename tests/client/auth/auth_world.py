@@ -76,10 +76,6 @@ class World:
             return end.value
         raise AssertionError("it waits")
 
-    def follow(self, steps: Any) -> Any:
-        """What comes of steps that yield requests."""
-        return self.run(lambda context: context.run(steps))
-
     async def get(self, key: str) -> bytes | None:
         return self.kept.get(key)
 

@@ -375,8 +375,8 @@ def test_an_answer_that_says_something_twice_is_discarded(query, must_say):
     """Two parsers may take different ones of two; a parameter comes once (RFC 6749, 3.1)."""
     issuer = Issuer(ISSUER, authorization_response_iss_parameter_supported=must_say)
     with pytest.raises(AuthorizationFailed):
-        read_redirect(f"{REDIRECT}?{query.replace('ISS', ISSUER)}", "s", issuer, [])
-    assert read_redirect(f"{REDIRECT}?code=c&state=s&iss={ISSUER}", "s", issuer, []) == "c"
+        read_redirect(f"{REDIRECT}?{query.replace('ISS', ISSUER)}", "s", issuer)
+    assert read_redirect(f"{REDIRECT}?code=c&state=s&iss={ISSUER}", "s", issuer) == "c"
 
 
 def test_an_answer_with_more_fields_than_any_has_is_not_read():
@@ -386,9 +386,9 @@ def test_an_answer_with_more_fields_than_any_has_is_not_read():
         url = f"{REDIRECT}?code=c&state=s&{more}"
         if code is None:
             with pytest.raises(AuthorizationFailed, match="another login"):
-                read_redirect(url, "s", issuer, [])
+                read_redirect(url, "s", issuer)
         else:
-            assert read_redirect(url, "s", issuer, []) == code
+            assert read_redirect(url, "s", issuer) == code
 
 
 def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():

@@ -416,7 +416,7 @@ def test_nonces_are_bounded_and_only_new_ones_count():
     assert not nonces.put("a", "x" * 2000)
     for number in range(1000):
         nonces.put(str(number), "n")
-    assert len(nonces._last) <= 256
+    assert len(nonces) <= 256
 
 
 def test_a_machine_whose_token_has_to_be_bound_and_is_not():

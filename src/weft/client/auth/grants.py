@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from weft.client.auth.discovery import (
@@ -94,60 +94,61 @@ class TokenRequest:
         return token
 
 
-class Grant(Protocol):
-    """An OAuth flow that obtains tokens."""
+@dataclass(kw_only=True)
+class Grant:
+    """An OAuth flow that obtains tokens. This base class has what all flows share."""
+
+    scopes: Sequence[str] = ()  # scopes to request in addition to those that the server demands
+    dpop: bool | None = None  # whether tokens are bound to a key; None: if the server demands it
+    clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a token that satisfies the request, or raise AuthorizationFailed."""
-        ...
+        raise NotImplementedError
 
     def can_renew(self, request: TokenRequest) -> bool:
         """Return whether the token of the request can be renewed without a person who logs in."""
-        ...
+        raise NotImplementedError
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token instead of the old one, which expires soon; raise AuthorizationFailed if that fails."""
-        ...
+        raise NotImplementedError
 
+    def _select_scopes(self, request: TokenRequest, discovery: Discovery) -> list[str]:
+        """Return the scopes to request: those in the challenge, those of this grant, and those of the old token.
 
-async def _discover(request: TokenRequest, context: LoginContext, only: str | None, client_id: str | None) -> Discovery:
-    return await context.run(discover(context.server_url, request.challenge, context.tried, only, client_id))
+        If neither the challenge nor this grant names scopes, the scopes in the server's metadata are requested. The
+        scopes of the old token are requested again, so that the new token can do all that the old one could.
+        """
+        demanded = request.challenge.scopes
+        if demanded is None:
+            listed = discovery.published.scopes_supported if discovery.published is not None else None
+            demanded = tuple(self.scopes or listed or ())
+        previous = request.previous(discovery)
+        before = previous.scopes if previous is not None else []
+        return list(dict.fromkeys([*demanded, *self.scopes, *before]))
 
+    def _new_key(self, request: TokenRequest, discovery: Discovery) -> DpopKey | None:
+        """Return a new key to bind the token to, or None if the token should not be bound.
 
-def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[str]) -> list[str]:
-    """Return the scopes to request: the scopes in the challenge, plus `wished`, plus the scopes of the old token.
+        By default, the token is bound if the server demands a bound token and the issuer may support it.
+        """
+        is_bound = self.dpop
+        if is_bound is None:
+            published = discovery.published
+            is_demanded = published is not None and bool(published.dpop_bound_access_tokens_required)
+            is_bound = (request.challenge.is_dpop or is_demanded) and discovery.issuer.can_bind_tokens()
+        return DpopKey.new() if is_bound else None
 
-    If the challenge names no scopes and `wished` is empty, the scopes in the server's metadata are requested. The
-    scopes of the old token are requested again, so that the new token can do all that the old one could.
-    """
-    demanded = request.challenge.scopes
-    if demanded is None:
-        listed = discovery.published.scopes_supported if discovery.published is not None else None
-        demanded = tuple(wished or listed or ())
-    previous = request.previous(discovery)
-    before = previous.scopes if previous is not None else []
-    return list(dict.fromkeys([*demanded, *wished, *before]))
-
-
-def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discovery) -> DpopKey | None:  # noqa: FBT001 - has three states
-    """Return a new key to bind the token to, or None if the token should not be bound.
-
-    `setting` says whether the token is bound. If it is None, the token is bound if the server demands a bound token
-    and the issuer may support it.
-    """
-    demanded = discovery.published is not None and bool(discovery.published.dpop_bound_access_tokens_required)
-    if setting is None:
-        setting = (request.challenge.is_dpop or demanded) and discovery.issuer.can_bind_tokens()
-    return DpopKey.new() if setting else None
-
-
-def _check_bound(token: Token, setting: bool | None, context: LoginContext) -> None:  # noqa: FBT001 - has three states
-    if setting and token.kind != "DPoP":
-        raise AuthorizationFailed(
-            "The authorization server issued a token that is not bound to a key, but `dpop=True` requires one. Leave "
-            "`dpop` out to accept such tokens.",
-            context.tried,
-        )
+    async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str]) -> Token:
+        """Request a token; raise AuthorizationFailed if it has to be bound to a key and is not."""
+        token = await client.ask(form, asked)
+        if self.dpop and token.kind != "DPoP":
+            raise AuthorizationFailed(
+                "The authorization server issued a token that is not bound to a key, but `dpop=True` requires one. "
+                "Leave `dpop` out to accept such tokens."
+            )
+        return token
 
 
 # --- stored tokens
@@ -165,30 +166,30 @@ def server_key(server_url: str) -> str:
 
 async def _keep_token(token: Token, context: LoginContext) -> None:
     """Store a token, and remember that it belongs to the server of `context`."""
-    await context.keep_record(token_key(token.issuer, token.resource), token)
-    await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
+    await context.keep(token_key(token.issuer, token.resource), token)
+    await context.keep(server_key(context.server_url), [token.issuer, token.resource])
 
 
 async def recall_token(context: LoginContext) -> Token | None:
     """Return the stored token for the server of `context`, or None if there is none."""
-    pair = await context.load_record(server_key(context.server_url), tuple[str, str])
+    pair = await context.load(server_key(context.server_url), tuple[str, str])
     if pair is None:
         return None
-    token = await context.load_record(token_key(*pair), Token)
+    token = await context.load(token_key(*pair), Token)
     return token if token is not None and (token.issuer, token.resource) == pair else None
 
 
 async def _forget_token(token: Token, context: LoginContext) -> None:
     """Delete a stored token, unless another program has replaced it."""
     key = token_key(token.issuer, token.resource)
-    kept = await context.load_record(key, Token)
+    kept = await context.load(key, Token)
     if kept is not None and kept.refresh_token == token.refresh_token:
         await context.keep(key, None)
 
 
 async def _newer_token(token: Token, context: LoginContext) -> Token | None:
     """Return a newer token that another program has stored, if it has the same client and at least the same scopes."""
-    kept = await context.load_record(token_key(token.issuer, token.resource), Token)
+    kept = await context.load(token_key(token.issuer, token.resource), Token)
     if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
         return None
     whose, same = ((one.issuer, one.resource, one.client_id, one.kind) for one in (kept, token))
@@ -198,22 +199,19 @@ async def _newer_token(token: Token, context: LoginContext) -> Token | None:
 # --- programs
 
 
-@dataclass(slots=True)
-class _MachineFlow:
+@dataclass
+class _MachineFlow(Grant):
     """The common part of the flows without a person: find the issuer, request a token, store the token."""
 
     client_id: str
     client_secret: str | None = field(default=None, repr=False)
     auth_method: str | None = None
     issuer: str | None = None  # if given, the credentials are sent to no other issuer
-    scopes: Sequence[str] = ()
-    dpop: bool | None = None
     key: PrivateKey | None = None  # used instead of a secret
-    clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token."""
-        discovery = await _discover(request, context, self.issuer, self.client_id)
+        discovery = await discover(request.challenge, context, self.issuer, self.client_id)
         request.found.keep(discovery, self.clock())
         return await self._obtain(request, discovery, context)
 
@@ -236,15 +234,12 @@ class _MachineFlow:
         issuer = discovery.issuer
         if self.issuer is None:
             await bind_issuer(self.client_id, issuer, context)
-        scopes = select_scopes(request, discovery, self.scopes)
-        form = await self._form(discovery, scopes, context)
-        if scopes:
-            form["scope"] = " ".join(scopes)
+        scopes = self._select_scopes(request, discovery)
+        form = {**await self._form(discovery, scopes, context), **_scope(scopes), "resource": discovery.resource}
         identity = Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method)
-        dpop = new_dpop_key(self.dpop, request, discovery)
-        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock, self.key)
-        token = await context.run(client.ask({**form, "resource": discovery.resource}, scopes))
-        _check_bound(token, self.dpop, context)
+        dpop = self._new_key(request, discovery)
+        client = TokenClient(issuer, identity, context, dpop, request.nonces, self.clock, self.key)
+        token = await self._ask(client, form, scopes)
         await _keep_token(token, context)
         return token
 
@@ -252,7 +247,12 @@ class _MachineFlow:
         raise NotImplementedError
 
 
-@dataclass(slots=True)
+def _scope(scopes: list[str]) -> dict[str, str]:
+    """Return the form field that requests scopes; no field if there are none."""
+    return {"scope": " ".join(scopes)} if scopes else {}
+
+
+@dataclass
 class ClientCredentialsFlow(_MachineFlow):
     """The client credentials grant: the program authenticates with its secret or its key."""
 
@@ -260,7 +260,7 @@ class ClientCredentialsFlow(_MachineFlow):
         return {"grant_type": "client_credentials"}
 
 
-@dataclass(slots=True)
+@dataclass
 class WorkloadFlow(_MachineFlow):
     """The JWT bearer grant: the program presents a JWT of the platform that it runs on."""
 
@@ -285,7 +285,7 @@ class IdentityProvider:
     client_secret: str | None = field(default=None, repr=False)
 
 
-@dataclass(slots=True)
+@dataclass
 class EnterpriseFlow(_MachineFlow):
     """The enterprise flow: exchange the user's id token for an ID-JAG, and the ID-JAG for an access token."""
 
@@ -297,8 +297,7 @@ class EnterpriseFlow(_MachineFlow):
         if profiles is not None and _ID_JAG_PROFILE not in profiles:
             raise AuthorizationFailed(
                 f"{shown_url(issuer.issuer)} does not accept assertions of a company's identity provider; log in "
-                "with OAuth() instead.",
-                context.tried,
+                "with OAuth() instead."
             )
         id_token = await _secret(provider.id_token, "id_token", context)
         idp = await self._identity_provider(context)
@@ -309,17 +308,14 @@ class EnterpriseFlow(_MachineFlow):
             "resource": discovery.resource,
             "subject_token": id_token,
             "subject_token_type": _ID_TOKEN,
+            **_scope(scopes),
         }
-        if scopes:
-            form["scope"] = " ".join(scopes)
         identity = Identity(provider.client_id, idp.issuer, provider.client_secret)
-        client = TokenClient(idp, identity, context.tried, clock=self.clock)
-        document = await context.run(client.exchange(form))
+        document = await TokenClient(idp, identity, context).exchange(form)
         assertion, kind = document.get("access_token"), document.get("issued_token_type")
         if not isinstance(assertion, str) or not assertion or kind != _ID_JAG:
             raise AuthorizationFailed(
-                "The identity provider did not answer with an ID-JAG; ask its operator to set it up for this server.",
-                context.tried,
+                "The identity provider did not answer with an ID-JAG; ask its operator to set it up for this server."
             )
         return {"grant_type": _JWT_BEARER, "assertion": assertion}
 
@@ -328,11 +324,10 @@ class EnterpriseFlow(_MachineFlow):
         if provider.token_endpoint is not None:
             return Issuer(provider.issuer or provider.token_endpoint, token_endpoint=provider.token_endpoint)
         assert provider.issuer is not None
-        found = await context.run(discover_issuer(provider.issuer, context.tried))
+        found = await discover_issuer(provider.issuer, context)
         if found is None:
             raise AuthorizationFailed(
-                f"The identity provider {shown_url(provider.issuer)} publishes no metadata; give its token_endpoint.",
-                context.tried,
+                f"The identity provider {shown_url(provider.issuer)} publishes no metadata; give its token_endpoint."
             )
         return found
 
@@ -340,29 +335,25 @@ class EnterpriseFlow(_MachineFlow):
 async def _secret(given: Secret, name: str, context: LoginContext) -> str:
     value: Any = given if isinstance(given, str) else await context.call(given, name)
     if not isinstance(value, str) or not value:
-        raise AuthorizationFailed(
-            f"The function given as `{name}` must return a JWT as text, and returned none.", context.tried
-        )
+        raise AuthorizationFailed(f"The function given as `{name}` must return a JWT as text, and returned none.")
     return value
 
 
 # --- people
 
 
-@dataclass(slots=True)
-class CodeFlow:
+@dataclass
+class CodeFlow(Grant):
     """The login of a person: authorization code with PKCE, and refresh tokens."""
 
     registration: Registration
-    scopes: Sequence[str] = ()
-    dpop: bool | None = None
     offline: bool = True  # whether to request the scope `offline_access`, for a refresh token, if the issuer lists it
-    clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token: use the refresh token if possible; otherwise let the person log in with the browser."""
         known = self.registration
-        discovery = await _discover(request, context, known.issuer if known.client_id else None, known.client_id)
+        only = known.issuer if known.client_id else None
+        discovery = await discover(request.challenge, context, only, known.client_id)
         request.found.keep(discovery, self.clock())
         previous = request.previous(discovery)
         if previous is not None and not request.is_step_up:
@@ -390,7 +381,7 @@ class CodeFlow:
             if renewed is None:
                 request.found.keep(None)
         if renewed is None:
-            raise AuthorizationFailed("The token could not be refreshed.", context.tried)
+            raise AuthorizationFailed("The token could not be refreshed.")
         return renewed
 
     # --- refreshing
@@ -399,7 +390,7 @@ class CodeFlow:
         known = request.found.recall(self.clock())
         if known is not None and known.issuer.issuer == token.issuer:
             return known.issuer
-        issuer = await context.run(discover_issuer(token.issuer, context.tried))
+        issuer = await discover_issuer(token.issuer, context)
         if issuer is None and token.issuer == origin_of(context.server_url):
             issuer = legacy_issuer(context.server_url)
         if issuer is not None:
@@ -426,8 +417,13 @@ class CodeFlow:
                 return newer
             is_fresh = now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now)
             if newer is None and is_refused and is_fresh:
-                self._check_lacking(request, token, context)  # a refresh would not add scopes
-                return None
+                if set(request.challenge.scopes or ()) <= set(token.scopes):
+                    raise AuthorizationFailed(
+                        f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just "
+                        "issued for it. Logging in again would not help. Tell the server's operator that the two do "
+                        "not agree on audience, issuer or keys."
+                    )
+                return None  # a refresh would not add scopes
             return await self._refresh(request, issuer, newer or token, context)
 
     async def _refresh(
@@ -444,10 +440,16 @@ class CodeFlow:
         if identity is None:
             return None
         dpop = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
-        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock)
+        client = TokenClient(issuer, identity, context, dpop, request.nonces, self.clock)
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
-            renewed = await self._ask_refresh(client, form, token, context)
+            try:
+                renewed = await self._ask(client, {**form, **_scope(token.granted)}, token.granted)
+            except TokenRefusal as refusal:
+                if refusal.code != "invalid_scope" or not token.granted:
+                    raise
+                # Some issuers require scopes in a refresh. Others refuse even the scopes that they granted.
+                renewed = await self._ask(client, form, token.granted)
         except TokenRefusal as refusal:
             if not refusal.is_final:
                 raise  # the issuer has a problem; the refresh token may still be valid
@@ -460,41 +462,15 @@ class CodeFlow:
         await _keep_token(renewed, context)
         return renewed
 
-    async def _ask_refresh(
-        self, client: TokenClient, form: dict[str, str], token: Token, context: LoginContext
-    ) -> Token:
-        """Request a refresh with the granted scopes; if the issuer refuses these scopes, request it without scopes.
-
-        Some issuers require scopes in a refresh. Others refuse even the scopes that they granted.
-        """
-        if token.granted:
-            try:
-                scoped = {**form, "scope": " ".join(token.granted)}
-                return await self._ask(client, scoped, token.granted, context)
-            except TokenRefusal as refusal:
-                if refusal.code != "invalid_scope":
-                    raise
-        return await self._ask(client, form, token.granted, context)
-
-    def _check_lacking(self, request: TokenRequest, token: Token, context: LoginContext) -> None:
-        """Raise AuthorizationFailed if all scopes that the server demands were already requested for `token`."""
-        if set(request.challenge.scopes or ()) <= set(token.scopes):
-            raise AuthorizationFailed(
-                f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just issued "
-                "for it. Logging in again would not help. Tell the server's operator that the two do not agree on "
-                "audience, issuer or keys.",
-                context.tried,
-            )
-
     # --- the browser
 
     async def _authorize(self, request: TokenRequest, discovery: Discovery, context: LoginContext) -> Token:
-        issuer, tried, resource = discovery.issuer, context.tried, discovery.resource
-        page = self._authorization_endpoint(issuer, tried)
-        scopes = self._with_offline(select_scopes(request, discovery, self.scopes), issuer)
-        known = await self.registration.known(issuer, context)
+        issuer, resource = discovery.issuer, discovery.resource
+        page = self._authorization_endpoint(issuer)
+        scopes = self._with_offline(self._select_scopes(request, discovery), issuer)
+        known = await self.registration.known(issuer.issuer, context)
         redirect_uri = await context.listen([] if known is None else known.redirect_uris)
-        _check_url(redirect_uri, "The redirect URI cannot be used", tried)
+        _check_url(redirect_uri, "The redirect URI cannot be used")
         identity = await self.registration.obtain(issuer, redirect_uri, scopes, context)
         verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(32)
         asked = {
@@ -505,37 +481,33 @@ class CodeFlow:
             "code_challenge": url_digest(verifier),
             "code_challenge_method": "S256",
             "resource": resource,
+            **_scope(scopes),
         }
-        if scopes:
-            asked["scope"] = " ".join(scopes)
-        tried.append(f"login at {shown_url(page)}")
+        context.tried.append(f"login at {shown_url(page)}")
         came_back = await context.visit(_with_query(page, asked), state)
         form = {
             "grant_type": "authorization_code",
-            "code": read_redirect(came_back, state, issuer, tried),
+            "code": read_redirect(came_back, state, issuer),
             "redirect_uri": redirect_uri,
             "code_verifier": verifier,
             "resource": resource,
         }
-        dpop = new_dpop_key(self.dpop, request, discovery)
-        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock)
-        return await self._ask(client, form, scopes, context)
+        dpop = self._new_key(request, discovery)
+        return await self._ask(TokenClient(issuer, identity, context, dpop, request.nonces, self.clock), form, scopes)
 
-    def _authorization_endpoint(self, issuer: Issuer, tried: list[str]) -> str:
-        endpoint = issuer.authorization_endpoint
+    def _authorization_endpoint(self, issuer: Issuer) -> str:
+        endpoint, name = issuer.authorization_endpoint, shown_url(issuer.issuer)
         if endpoint is None:
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} publishes no authorization endpoint, so that no person can log in there; "
-                "use ClientCredentials(...), or ask its operator.",
-                tried,
+                f"{name} publishes no authorization endpoint, so that no person can log in there; use "
+                "ClientCredentials(...), or ask its operator."
             )
         if "S256" not in (issuer.code_challenge_methods_supported or ()):
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} does not say that it supports PKCE with S256, without which a login is "
-                "not safe; ask its operator to publish `code_challenge_methods_supported`.",
-                tried,
+                f"{name} does not say that it supports PKCE with S256, without which a login is not safe; ask its "
+                "operator to publish `code_challenge_methods_supported`."
             )
-        _check_url(endpoint, "The login page is not opened", tried)
+        _check_url(endpoint, "The login page is not opened")
         return endpoint
 
     def _with_offline(self, scopes: list[str], issuer: Issuer) -> list[str]:
@@ -547,19 +519,17 @@ class CodeFlow:
             return scopes
         return [*scopes, _OFFLINE]
 
-    async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str], context: LoginContext) -> Token:
+    async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str]) -> Token:
         """Request a token. If the issuer does not know this client any more, delete the stored registration."""
         try:
-            token = await context.run(client.ask(form, asked))
+            return await super()._ask(client, form, asked)
         except TokenRefusal as refusal:
             if refusal.code == "invalid_client":
-                await self.registration.forget(client.identity, context)
+                await self.registration.forget(client.identity, client.context)
             raise
-        _check_bound(token, self.dpop, context)
-        return token
 
 
-def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:
+def read_redirect(url: str, state: str, issuer: Issuer) -> str:
     """Check the URL to which the browser was redirected after the login, and return the authorization code in it.
 
     The state is checked first, because the response may belong to another login. The issuer is checked next, by exact
@@ -573,30 +543,28 @@ def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str
     answer = {name: values[0] for name, values in query.items() if len(values) == 1}
     if not hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
         raise AuthorizationFailed(
-            "The browser came back with a response to another login, which was ignored; try again.", tried
+            "The browser came back with a response to another login, which was ignored; try again."
         )
     must_say = issuer.authorization_response_iss_parameter_supported or "iss" in query
     if must_say and answer.get("iss") != issuer.issuer:
         raise AuthorizationFailed(
             f"The response to the login does not name {shown_url(issuer.issuer)} as its issuer, as it should. It was "
-            "ignored, and the code in it was not used. This may be an attack that mixes up two servers.",
-            tried,
+            "ignored, and the code in it was not used. This may be an attack that mixes up two servers."
         )
     if "error" in query:
         reason = describe_error(answer, 0)
-        tried.append(f"response: {reason}")
-        raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as another user.", tried)
+        raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as another user.")
     code = answer.get("code")
     if not code:
-        raise AuthorizationFailed("The browser came back without a code; try again.", tried)
+        raise AuthorizationFailed("The browser came back without a code; try again.")
     return code
 
 
-def _check_url(url: str, what: str, tried: list[str]) -> None:
+def _check_url(url: str, what: str) -> None:
     try:
         read_url(url)
     except UrlRefused as refused:
-        raise AuthorizationFailed(f"{what}: {refused}.", tried) from None
+        raise AuthorizationFailed(f"{what}: {refused}.") from None
 
 
 def _with_query(endpoint: str, params: dict[str, str]) -> str:

@@ -108,13 +108,11 @@ class OAuth(Authorizer):
         storage: Storage | None = None,
         fetcher: Fetching | None = None,
     ) -> None:
-        registration = Registration(client_name, client_id, client_secret, auth_method, issuer, client_metadata_url)
-        registration.check()
-        self._registration = registration
-        super().__init__(
-            CodeFlow(registration, _scopes(scopes), dpop, offline),
-            _ports(storage, fetcher, redirect or LoopbackRedirect()),
+        self._registration = Registration(
+            client_name, client_id, client_secret, auth_method, issuer, client_metadata_url
         )
+        flow = CodeFlow(self._registration, offline, scopes=_scopes(scopes), dpop=dpop)
+        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage(), redirect or LoopbackRedirect()))
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
         """Return the client's metadata document, which the program must publish at `client_metadata_url`."""
@@ -153,9 +151,9 @@ class ClientCredentials(Authorizer):
         if private_key is not None and not isinstance(private_key, PrivateKey):
             private_key = PrivateKey(private_key)
         flow = ClientCredentialsFlow(
-            client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, key=private_key
+            client_id, client_secret, auth_method, issuer, private_key, scopes=_scopes(scopes), dpop=dpop
         )
-        super().__init__(flow, _ports(storage, fetcher))
+        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
 
 
 class EnterpriseManaged(Authorizer):
@@ -182,8 +180,10 @@ class EnterpriseManaged(Authorizer):
     ) -> None:
         if provider.token_endpoint is None and provider.issuer is None:
             raise UsageError("IdentityProvider needs token_endpoint=..., or issuer=... to find the endpoint.")
-        flow = EnterpriseFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, provider=provider)
-        super().__init__(flow, _ports(storage, fetcher))
+        flow = EnterpriseFlow(
+            client_id, client_secret, auth_method, issuer, scopes=_scopes(scopes), dpop=dpop, provider=provider
+        )
+        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
 
 
 class WorkloadIdentity(Authorizer):
@@ -205,8 +205,10 @@ class WorkloadIdentity(Authorizer):
         storage: Storage | None = None,
         fetcher: Fetching | None = None,
     ) -> None:
-        flow = WorkloadFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, assertion=assertion)
-        super().__init__(flow, _ports(storage, fetcher))
+        flow = WorkloadFlow(
+            client_id, client_secret, auth_method, issuer, scopes=_scopes(scopes), dpop=dpop, assertion=assertion
+        )
+        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
 
 
 def as_auth(auth: Any) -> Auth | None:
@@ -222,10 +224,6 @@ def as_auth(auth: Any) -> Auth | None:
             "an object such as OAuth() or ClientCredentials(...)."
         )
     return cast("Auth | None", auth)
-
-
-def _ports(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> AuthPorts:
-    return AuthPorts(fetcher, storage or MemoryStorage(), redirect)
 
 
 def _scopes(scopes: Sequence[str]) -> Sequence[str]:
