@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from weft.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, MOST_PER_ADDRESS, Clients, RegisteredClient
+from weft.authorization.clients import (
+    CLIENT_CREDENTIALS,
+    JWT_BEARER,
+    MOST_PER_ADDRESS,
+    Clients,
+    RegisteredClient,
+    refuse_client,
+)
 from weft.authorization.endpoints import AuthorizeEndpoint, ClientAuthentication, IntrospectionEndpoint, TokenEndpoint
 from weft.authorization.grants import Grants, IssuedTokens, Signer
 from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
@@ -265,45 +272,37 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
     """Raise UsageError if the configuration of a client does not agree with the configuration of the server.
 
     A client may name only resources and scopes of the server. It may have a grant only if the server has the users or
-    trusted issuers for it. The id of a program must not be the name of a user: their tokens would look the same.
+    trusted issuers for it: for JWT_BEARER, a platform that lists the client in `workloads`, or an identity provider if
+    the client is confidential. The id of a program must not be the name of a user: their tokens would look the same.
     """
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
-    _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
-    for client in clients:
-        what = f"The client {client.client_id!r}"
-        for url in client.introspects:
-            if server.find_resource(url) is None:
-                raise UsageError(f"{what} has introspects=({url!r},): name that resource in resources= too.")
-        if unknown := set(client.scopes or ()) - set(server.scopes):
-            raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
-        if users is None and "authorization_code" in client.grant_types:
-            raise UsageError(
-                f"{what} has the grant authorization_code, but the server has no users who could log in: give users=."
-            )
-        is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
-        if is_program and isinstance(users, Mapping) and client.client_id in users:
-            raise UsageError(
-                f"{client.client_id!r} is the name of a program and of a user, so their tokens would look the same; "
-                "rename one of them."
-            )
-
-
-def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer that can vouch for it.
-
-    The issuer is a platform that lists the client in `workloads` (client ids), or an identity provider
-    (`has_providers`) if the client is confidential. Raises UsageError also if a client in `workloads` lacks this grant.
-    """
-    able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
-    if unable := workloads - able:
+    has_providers = any(trusted.workloads is None for trusted in trusted_issuers)
+    if unable := workloads - {client.client_id for client in clients if JWT_BEARER in client.grant_types}:
         raise UsageError(f"workloads= names {min(unable)!r}: add it to clients=, with the grant JWT_BEARER.")
     for client in clients:
-        if client.client_id in able - workloads and not (has_providers and client.is_confidential):
-            raise UsageError(
-                f"The client {client.client_id!r} has the grant JWT_BEARER, but no trusted issuer. Name it in the "
-                "workloads= of a trusted issuer; or add an identity provider, and give the client a secret or keys."
-            )
+        id, grants = client.client_id, client.grant_types
+        strange = [url for url in client.introspects if server.find_resource(url) is None]
+        unknown = set(client.scopes or ()) - set(server.scopes)
+        is_program = CLIENT_CREDENTIALS in grants or id in workloads
+        can_be_vouched_for = id in workloads or (has_providers and client.is_confidential)
+        refuse_client(
+            id,
+            {
+                f"has introspects={strange}: name that resource in resources= too.": strange,
+                f"has the scope {min(unknown, default='')!r}: name it in scopes= too.": unknown,
+                "has the grant authorization_code, but the server has no users who could log in: give users=.": (
+                    users is None and "authorization_code" in grants
+                ),
+                "has the grant JWT_BEARER, but no trusted issuer. Name it in the workloads= of a trusted issuer; or "
+                "add an identity provider, and give the client a secret or keys.": (
+                    JWT_BEARER in grants and not can_be_vouched_for
+                ),
+                "is the name of a program and of a user, so their tokens would look the same; rename one of them.": (
+                    is_program and isinstance(users, Mapping) and id in users
+                ),
+            },
+        )
 
 
 def _check_unique(option: str, names: list[str]) -> None:
@@ -386,7 +385,7 @@ class _App:
                 )
             return await endpoint(WebRequest(scope, headers, receive))
         except OAuthError as error:
-            return error_answer(error.error, error.description, error.status, error.headers)
+            return error_answer(error.error, str(error), error.status, error.headers)
         except HeaderFault as fault:
             return error_answer("invalid_request", str(fault), fault.status)
         except Exception as error:  # noqa: BLE001 - a login function may raise anything

@@ -14,6 +14,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, urlencode, urlsplit
@@ -23,7 +24,7 @@ import msgspec
 from weft.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, RegisteredClient
 from weft.authorization.grants import IssuedGrant, Pending, TokenAnswer
 from weft.authorization.users import CLIENT_ASSERTION, ID_JAG, WORKLOAD_TOKEN, TooManyTries, TrustedIssuer
-from weft.authorization.web import OAuthError, WebRequest, WebResponse, digest, json_answer, redirect
+from weft.authorization.web import OAuthError, WebRequest, WebResponse, digest, json_answer, need, redirect
 from weft.net.hosts import is_loopback
 from weft.net.urls import same_url
 from weft.server.auth.dpop import Proof, ProofRefused, Proofs, bound_key
@@ -64,7 +65,7 @@ class AuthorizeEndpoint:
         try:
             fields = request.query
         except OAuthError as error:
-            return error_page(error.description)
+            return error_page(str(error))
         client = await self._server.clients.find(fields.get("client_id", ""))
         if client is None:
             return error_page("This authorization server does not know the client.")
@@ -80,16 +81,13 @@ class AuthorizeEndpoint:
         answer = consent_page(pending, self._server.grants.seal(pending, browser), self._path)
         secure = "; Secure" if self._is_secure else ""
         cookie = f"{self._cookie}={browser}; Path=/; Max-Age=3600; HttpOnly; SameSite=Lax{secure}"
-        answer.headers = [*answer.headers, (b"set-cookie", cookie.encode())]
-        return answer
+        return replace(answer, headers=[*answer.headers, (b"set-cookie", cookie.encode())])
 
     def _read(self, fields: dict[str, str], client: RegisteredClient, uri: str) -> Pending:
         state = fields.get("state")
         if state is not None and len(state) > _MOST_STATE:
             raise OAuthError("invalid_request", f"state has at most {_MOST_STATE} characters.")
-        if not fields.get("response_type"):
-            raise OAuthError("invalid_request", "The parameter response_type is missing.")
-        if fields["response_type"] != "code":
+        if need(fields, "response_type") != "code":
             raise OAuthError("unsupported_response_type", "response_type is code.")
         if fields.get("code_challenge_method") != "S256" or not _32_BYTES.fullmatch(fields.get("code_challenge", "")):
             raise OAuthError("invalid_request", "PKCE is required: send a code_challenge with method S256.")
@@ -119,7 +117,7 @@ class AuthorizeEndpoint:
         try:
             fields = await request.form()
         except OAuthError as error:
-            return error_page(error.description, error.status)
+            return error_page(str(error), error.status)
         sealed = fields.get("request", "")
         pending = self._server.grants.open(sealed, request.cookie(self._cookie) or "")
         if pending is None:
@@ -145,10 +143,10 @@ class AuthorizeEndpoint:
         A configured client, or a client on the user's own machine, gets a redirect. For any other client the user has
         to click on a link: otherwise clients that describe themselves could misuse this server as an open redirector.
         """
-        place = self._way_back(uri, state, error=error.error, error_description=error.description)
+        place = self._way_back(uri, state, error=error.error, error_description=str(error))
         if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
             return redirect(place)
-        return error_page(f"The request of the client is not valid: {error.description}", way_back=place)
+        return error_page(f"The request of the client is not valid: {error}", way_back=place)
 
     def _way_back(self, uri: str, state: str | None, **fields: str) -> str:
         fields["iss"] = self._server.issuer
@@ -310,13 +308,6 @@ class _TokenForm(msgspec.Struct, frozen=True):
         """The thumbprint of the key to bind tokens to, or "" for tokens that are not bound."""
         return "" if self.proof is None else self.proof.key
 
-    def need(self, name: str) -> str:
-        """Return a required parameter; raise OAuthError if it is missing."""
-        value = self.fields.get(name, "")
-        if not value:
-            raise OAuthError("invalid_request", f"The parameter {name} is missing.")
-        return value
-
 
 _Redeem = Callable[[_TokenForm], Awaitable[TokenAnswer]]
 
@@ -340,9 +331,7 @@ class TokenEndpoint:
         """Answer a token request with tokens; raise OAuthError if the request is refused."""
         fields = await request.form()
         client = await self._authentication.find(request, fields)
-        kind = fields.get("grant_type")
-        if not kind:
-            raise OAuthError("invalid_request", "The parameter grant_type is missing.")
+        kind = need(fields, "grant_type")
         if kind not in self._ways:
             raise OAuthError("unsupported_grant_type", f"grant_type must be {' or '.join(self._ways)}.")
         if kind not in client.grant_types:
@@ -375,7 +364,7 @@ class TokenEndpoint:
             await self._proofs.use(form.proof)
 
     async def _redeem_code(self, form: _TokenForm) -> TokenAnswer:
-        code, verifier = form.need("code"), form.need("code_verifier")
+        code, verifier = need(form.fields, "code"), need(form.fields, "code_verifier")
         grant = await self._server.grants.read_code(code)
         made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
         if (
@@ -396,7 +385,7 @@ class TokenEndpoint:
 
         The refresh token is used up only after all checks, so that a client whose request was refused can try again.
         """
-        token, grants = form.need("refresh_token"), self._server.grants
+        token, grants = need(form.fields, "refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
             await grants.end(grant.family)
@@ -413,7 +402,7 @@ class TokenEndpoint:
 
     async def _redeem_assertion(self, form: _TokenForm) -> TokenAnswer:
         """Issue a token for an assertion: by a platform about the client, or by an identity provider about a user."""
-        assertion = form.need("assertion")
+        assertion = need(form.fields, "assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
         try:
             if issuer is None:
@@ -530,11 +519,10 @@ class IntrospectionEndpoint:
         if not client.introspects:
             text = "The client may not ask about tokens: name its resources in RegisteredClient(introspects=...)."
             raise OAuthError("unauthorized_client", text, status=403)
-        if not fields.get("token"):
-            raise OAuthError("invalid_request", "The parameter token is missing.")
+        token = need(fields, "token")
         audiences = [found for url in client.introspects if (found := self._server.find_resource(url)) is not None]
         try:
-            info = await self._verifier.bind(audiences)(fields["token"])
+            info = await self._verifier.bind(audiences)(token)
         except TokenRefused:
             info = None
         if info is None:
