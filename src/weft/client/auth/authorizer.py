@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from weft.client.auth.discovery import Challenge, read_challenges
-from weft.client.auth.grants import DiscoveryCache, Grant, TokenRequest, recall_token
+from weft.client.auth.grants import Grant, TokenRequest, recall_token
 from weft.client.auth.ports import AuthPorts, Fetcher, LoginContext
-from weft.client.auth.tokens import DpopKey, Nonces, Token, readable
+from weft.client.auth.tokens import DpopKey, Token, readable
 from weft.errors import AuthorizationFailed
 from weft.net.urls import origin_of, shown_url
 
@@ -36,17 +36,13 @@ _CLOSING = "DELETE"  # the HTTP method that ends a session; it never starts a lo
 
 
 @dataclass(slots=True)
-class _ServerState:
+class _ServerState(TokenRequest):
     """The token and the login state for one server."""
 
-    url: str
-    token: Token | None = None
+    url: str = field(kw_only=True)
     key: DpopKey | None = None  # the key that the token is bound to
-    challenge: Challenge = field(default_factory=Challenge)  # the last challenge, which says where the metadata is
-    nonces: Nonces = field(default_factory=Nonces)
-    found: DiscoveryCache = field(default_factory=DiscoveryCache)
     is_recalled: bool = False  # whether the storage has been read
-    login: asyncio.Task[Token] | None = None  # the running login, shared by all requests
+    login: asyncio.Task[None] | None = None  # the running login, shared by all requests
     is_refresh: bool = False  # whether the running login uses a refresh token
     waiting: int = 0  # number of requests that wait for the running login
     failures: int = 0  # number of failed logins
@@ -119,7 +115,7 @@ class Authorizer:
         """Return the authorization headers for the next request; renew the token first if it is about to expire."""
         state = self._servers.get(url)
         if state is None:
-            state = self._servers[url] = _ServerState(url)
+            state = self._servers[url] = _ServerState(url=url)
         if not state.is_recalled:
             await self._recall(state)
         token = state.token
@@ -150,13 +146,11 @@ class Authorizer:
         if await self._has_logged_in(state, given, set(challenge.scopes or ()) if is_lacking else set()):
             return True
         state.challenge = challenge
-        is_step_up = is_lacking and state.token is not None
-        if is_step_up:
-            self._count_step_up(state, challenge, request)
-        tried: list[str] = []
-        state.done.append(tried)
-        wanted = self._token_request(state, is_step_up=is_step_up)
-        await self._wait(state, self._begin(state, wanted, tried))
+        state.is_step_up = is_lacking and state.token is not None
+        if state.is_step_up:
+            self._count_step_up(state, request)
+        state.done.append([])
+        await self._wait(state, self._begin(state, state.done[-1]))
         return True
 
     # --- inside
@@ -164,9 +158,6 @@ class Authorizer:
     def _context(self, state: _ServerState, tried: list[str]) -> LoginContext:
         fetcher = self._ports.fetcher or self._fetchers.get(origin_of(state.url))
         return LoginContext(replace(self._ports, fetcher=fetcher), state.url, tried)
-
-    def _token_request(self, state: _ServerState, *, is_step_up: bool = False) -> TokenRequest:
-        return TokenRequest(state.challenge, state.token, is_step_up, state.nonces, state.found)
 
     async def _recall(self, state: _ServerState) -> None:
         async with self._context(state, []) as context:
@@ -198,28 +189,23 @@ class Authorizer:
     async def _renew(self, state: _ServerState) -> None:
         """Renew the token once for all waiting requests. If that fails, keep the old token: it may still be valid."""
         now = self._clock()
-        login = state.login
-        if login is None:
-            wanted = self._token_request(state)
-            if now < state.renew_after or not self._grant.can_renew(wanted):
-                return
-            login = self._begin(state, wanted, [], is_renewal=True)
+        if state.login is None and (now < state.renew_after or not self._grant.can_renew(state)):
+            return
         try:
-            await self._wait(state, login)
+            await self._wait(state, state.login or self._begin(state, [], is_renewal=True))
         except AuthorizationFailed as failure:
             state.renew_after = now + _PAUSE_SECONDS
             log.debug("The token for %s was not replaced: %s", shown_url(state.url), failure)
 
-    def _begin(
-        self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool = False
-    ) -> asyncio.Task[Token]:
+    def _begin(self, state: _ServerState, tried: list[str], *, is_renewal: bool = False) -> asyncio.Task[None]:
         """Start a login task, which all requests share until it ends."""
         state.is_refresh = is_renewal and state.token is not None and state.token.refresh_token is not None
-        state.login = asyncio.create_task(self._log_in(state, wanted, tried, is_renewal=is_renewal))
-        state.login.add_done_callback(_retrieve_exception)
+        state.login = asyncio.create_task(self._log_in(state, tried, is_renewal=is_renewal))
+        # Read the exception of the task, so that asyncio does not log it when no request waits for the task.
+        state.login.add_done_callback(lambda task: task.cancelled() or task.exception())
         return state.login
 
-    async def _wait(self, state: _ServerState, task: asyncio.Task[Token]) -> None:
+    async def _wait(self, state: _ServerState, task: asyncio.Task[None]) -> None:
         """Wait for a login. If the waiting request is cancelled, and no other request waits, cancel the login too.
 
         A refresh is not cancelled: a refresh token may be valid only once, and if the response were lost, the person
@@ -242,30 +228,27 @@ class Authorizer:
         if failure is not None:
             raise failure
 
-    async def _log_in(self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool) -> Token:
-        this = asyncio.current_task()
+    async def _log_in(self, state: _ServerState, tried: list[str], *, is_renewal: bool) -> None:
         obtain = self._grant.renew if is_renewal else self._grant.login
         try:
             async with self._context(state, tried) as context:
-                token = await obtain(wanted, context)
-            state.take(token)
+                state.take(await obtain(state, context))
         except AuthorizationFailed as failure:
             if not is_renewal:
                 state.failures += 1
                 state.failure = failure
             raise
         finally:
-            if state.login is this:
+            if state.login is asyncio.current_task():
                 state.login = None
-        return token
 
-    def _count_step_up(self, state: _ServerState, challenge: Challenge, request: Mapping[str, str]) -> None:
+    def _count_step_up(self, state: _ServerState, request: Mapping[str, str]) -> None:
         """Count a step-up: a login for more scopes.
 
         Step-ups are counted for each operation: a method, the name of a tool or the like, and the demanded scopes.
         Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups for the operation.
         """
-        demanded = challenge.scopes or ()
+        demanded = state.challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
         operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {' '.join(demanded)}"
         now = self._clock()
@@ -303,12 +286,6 @@ def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFa
         why = "does not say which, and still does after another login; ask its operator who may do this"
     done = [entry for login in state.done for entry in login]
     return AuthorizationFailed(f"{shown_url(state.url)} wants {wanted} for this, {why}.", done)
-
-
-def _retrieve_exception(task: asyncio.Task[Token]) -> None:
-    """Read the task's exception, so that asyncio does not log it when no request waits for the task."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _copy(failure: AuthorizationFailed) -> AuthorizationFailed:

@@ -58,33 +58,25 @@ _FRESH_SECONDS = 10.0  # a token younger than this is new: if the server refuses
 
 
 @dataclass(slots=True)
-class DiscoveryCache:
-    """Caches the last discovery of a server, so that renewing a short-lived token does not fetch the metadata again.
-
-    A login always fetches the metadata, because it may have changed.
-    """
-
-    discovery: Discovery | None = None
-    since: float = 0
-
-    def keep(self, discovery: Discovery | None, now: float = 0) -> None:
-        """Store a discovery; if `discovery` is None, clear the cache."""
-        self.discovery, self.since = discovery, now
-
-    def recall(self, now: float) -> Discovery | None:
-        """Return the cached discovery, or None if there is none or it is too old."""
-        return self.discovery if now - self.since < _FOUND_SECONDS else None
-
-
-@dataclass(slots=True)
 class TokenRequest:
-    """A request for a token: the server's challenge, the old token, and cached facts about the server."""
+    """The state of a server for which a token is requested: its challenge, the old token, and cached facts."""
 
-    challenge: Challenge = field(default_factory=Challenge)
+    challenge: Challenge = field(default_factory=Challenge)  # the last challenge, which says where the metadata is
     token: Token | None = None  # the old token, which has expired or was refused
     is_step_up: bool = False  # whether the old token is valid, but lacks scopes
     nonces: Nonces = field(default_factory=Nonces)
-    found: DiscoveryCache = field(default_factory=DiscoveryCache)
+    # The last discovery. A token is renewed with it, so that renewing a short-lived token does not fetch the metadata
+    # again. A login always fetches the metadata, because it may have changed.
+    found: Discovery | None = None
+    found_at: float = 0
+
+    def keep(self, discovery: Discovery | None, now: float = 0) -> None:
+        """Store a discovery; if `discovery` is None, forget the last one."""
+        self.found, self.found_at = discovery, now
+
+    def recall(self, now: float) -> Discovery | None:
+        """Return the last discovery, or None if there is none or it is too old."""
+        return self.found if now - self.found_at < _FOUND_SECONDS else None
 
     def previous(self, discovery: Discovery) -> Token | None:
         """Return the old token if its issuer and resource are those of `discovery`; otherwise None."""
@@ -212,7 +204,7 @@ class _MachineFlow(Grant):
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token."""
         discovery = await discover(request.challenge, context, self.issuer, self.client_id)
-        request.found.keep(discovery, self.clock())
+        request.keep(discovery, self.clock())
         return await self._obtain(request, discovery, context)
 
     def can_renew(self, request: TokenRequest) -> bool:
@@ -221,13 +213,13 @@ class _MachineFlow(Grant):
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token. Metadata is fetched only if there is no recent discovery in the cache."""
-        known = request.found.recall(self.clock())
+        known = request.recall(self.clock())
         if known is None:
             return await self.login(request, context)
         try:
             return await self._obtain(request, known, context)
         except AuthorizationFailed:
-            request.found.keep(None)
+            request.keep(None)
             raise
 
     async def _obtain(self, request: TokenRequest, discovery: Discovery, context: LoginContext) -> Token:
@@ -354,7 +346,7 @@ class CodeFlow(Grant):
         known = self.registration
         only = known.issuer if known.client_id else None
         discovery = await discover(request.challenge, context, only, known.client_id)
-        request.found.keep(discovery, self.clock())
+        request.keep(discovery, self.clock())
         previous = request.previous(discovery)
         if previous is not None and not request.is_step_up:
             token = await self._replace(request, discovery.issuer, previous, context, is_refused=True)
@@ -379,7 +371,7 @@ class CodeFlow(Grant):
                 renewed = await self._replace(request, issuer, token, context, is_refused=False)
         finally:
             if renewed is None:
-                request.found.keep(None)
+                request.keep(None)
         if renewed is None:
             raise AuthorizationFailed("The token could not be refreshed.")
         return renewed
@@ -387,14 +379,14 @@ class CodeFlow(Grant):
     # --- refreshing
 
     async def _issuer_of(self, token: Token, request: TokenRequest, context: LoginContext) -> Issuer | None:
-        known = request.found.recall(self.clock())
+        known = request.recall(self.clock())
         if known is not None and known.issuer.issuer == token.issuer:
             return known.issuer
         issuer = await discover_issuer(token.issuer, context)
         if issuer is None and token.issuer == origin_of(context.server_url):
             issuer = legacy_issuer(context.server_url)
         if issuer is not None:
-            request.found.keep(Discovery(token.resource, issuer, None), self.clock())
+            request.keep(Discovery(token.resource, issuer, None), self.clock())
         return issuer
 
     async def _replace(

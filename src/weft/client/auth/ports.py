@@ -29,16 +29,7 @@ from weft.client.argument_checks import check_tls
 from weft.client.auth.storage import Storage
 from weft.client.callbacks import Functions
 from weft.client.connection.transport import wire_log
-from weft.client.http.wire import (
-    PROXY_REFUSES,
-    Proxy,
-    environment_proxy,
-    environment_proxy_hosts,
-    proxy_fault,
-    proxy_refusal,
-    read_proxy,
-    tls_fault,
-)
+from weft.client.http import wire
 from weft.errors import AuthorizationFailed, ConnectionFailed, UsageError, WeftError
 from weft.net.fetch import (
     AddressBarred,
@@ -238,11 +229,11 @@ class Fetcher:
     seconds: float = 30.0  # timeout of each request
     most_bytes: int = 1024 * 1024  # longest response
     redirects: int = 3  # number of redirects that a GET request follows
-    _proxy: Proxy | None = field(init=False)
+    _proxy: wire.Proxy | None = field(init=False)
 
     def __post_init__(self) -> None:
         check_tls(self.tls)
-        self._proxy = None if self.proxy is None else read_proxy(self.proxy)
+        self._proxy = None if self.proxy is None else wire.read_proxy(self.proxy)
 
     @asynccontextmanager
     async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
@@ -252,7 +243,7 @@ class Fetcher:
         if self._proxy is not None:
             proxies = frozenset({self._proxy.address[0]})
         elif self.trust_env:
-            proxies = environment_proxy_hosts()
+            proxies = wire.environment_proxy_hosts()
         async with open_session(self.seconds, barred, exempt=proxies, tls=self.tls) as session:
 
             async def fetch(request: HttpRequest) -> HttpAnswer:
@@ -296,19 +287,19 @@ class Fetcher:
             answer = await exchange(session, request, self.most_bytes, barred, **options)
         except FetchFailed as failed:
             cause = failed.__cause__
-            fault = proxy_fault(cause, proxy) or tls_fault(cause) if isinstance(cause, Exception) else None
+            fault = wire.proxy_fault(cause, proxy) or wire.tls_fault(cause) if isinstance(cause, Exception) else None
             raise (failed if fault is None else FetchFailed(fault)) from None
-        if proxy is not None and answer.status == PROXY_REFUSES:
-            raise FetchFailed(proxy_refusal(answer.status, answer.headers, proxy))
+        if proxy is not None and answer.status == wire.PROXY_REFUSES:
+            raise FetchFailed(wire.proxy_refusal(answer.status, answer.headers, proxy))
         if shows:
             wire_log.debug("< %d [%s] %s", answer.status, masked_headers(answer.headers), masked_body(answer.body))
         return answer
 
-    async def _proxy_for(self, url: str) -> Proxy | None:
+    async def _proxy_for(self, url: str) -> wire.Proxy | None:
         if self._proxy is not None or not self.trust_env:
             return self._proxy
         try:
-            return await asyncio.to_thread(environment_proxy, url)
+            return await asyncio.to_thread(wire.environment_proxy, url)
         except ConnectionFailed as failed:
             raise FetchFailed(str(failed).rstrip(".")) from None
 
