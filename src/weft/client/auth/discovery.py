@@ -143,8 +143,7 @@ async def discover(
     if only is not None and only not in offered:
         raise AuthorizationFailed(
             f"The client {client_id!r} is registered with {shown_url(only)}, but the server accepts only tokens of "
-            f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Register the client there, and give the new "
-            "`client_id` and `issuer`."
+            f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Give a client_id and its issuer there."
         )
     if published is None:
         issuer = await discover_issuer(root, context, also=f"{root}/")
@@ -159,8 +158,7 @@ async def discover(
         if issuer is not None:
             return Discovery(published.resource, issuer, published)
     raise failure or AuthorizationFailed(
-        f"No authorization server of {shown_url(server_url)} publishes its metadata; try again later, or tell its "
-        "operator."
+        f"No authorization server of {shown_url(server_url)} publishes its metadata; tell its operator."
     )
 
 
@@ -196,9 +194,8 @@ async def _discover_resource(challenge: Challenge, context: LoginContext) -> Pro
             continue
         if not resource_fits(found.resource, server_url):
             raise AuthorizationFailed(
-                f"{shown_url(server_url)} publishes the metadata of another server, {shown_url(found.resource)}, so "
-                "no login was started. Connect to the URL in the server's metadata, or ask its operator to correct "
-                "`resource`."
+                f"{shown_url(server_url)} publishes the metadata of another server; connect to "
+                f"{shown_url(found.resource)}, or ask the operator to correct `resource`."
             )
         if not found.authorization_servers:
             raise AuthorizationFailed(
@@ -228,11 +225,9 @@ async def discover_issuer(issuer: str, context: LoginContext, also: str | None =
         if found is None:
             continue
         if found.issuer not in (issuer, also):  # an exact comparison, as RFC 8414 requires
-            context.tried.append(f"{shown_url(url)} is the document of another issuer")
             raise AuthorizationFailed(
                 f"The authorization server {shown_url(issuer)} publishes the metadata of another issuer, "
-                f"{shown_url(found.issuer)}; nothing was sent to either. If both are the same server, ask its operator "
-                "to publish exactly the same name in both places."
+                f"{shown_url(found.issuer)}; nothing was sent. Ask the operator to write the name in the same way."
             )
         return found
     return None
@@ -387,11 +382,10 @@ class Registration:
         if kept is not None and _still_fits(kept, redirect_uri, scopes):
             return kept
         if issuer.registration_endpoint is None:
+            also = ", or a client_metadata_url" if issuer.client_id_metadata_document_supported else ""
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} has no automatic registration of clients. Register one there, with the "
-                f"redirect URI {redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer="
-                f"{issuer.issuer!r})"
-                + (", or a client_metadata_url." if issuer.client_id_metadata_document_supported else ".")
+                f"{shown_url(issuer.issuer)} does not let clients register. Register one there, with the redirect URI "
+                f"{redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer={issuer.issuer!r}){also}."
             )
         identity = await self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, context)
         await context.keep(identity_key(issuer.issuer), identity)
@@ -424,9 +418,8 @@ class Registration:
             reason = describe_error(answer, response.status)
             context.tried.append(f"registration at {shown_url(endpoint)}: {reason}")
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the "
-                f"redirect URI {redirect_uri}, give another one (`redirect=`). Otherwise register a client there and "
-                "give its `client_id`."
+                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the URI "
+                f"{redirect_uri}, give another one (`redirect=`); otherwise give the client_id of a registered client."
             )
         context.tried.append(f"registration at {shown_url(endpoint)}: registered")
         secret, method = _text(answer, "client_secret"), _text(answer, "token_endpoint_auth_method")
@@ -455,9 +448,8 @@ async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> 
     first = await context.load(key, str)
     if first is not None and first != issuer.issuer:
         raise AuthorizationFailed(
-            f"The client {client_id!r} was used with {shown_url(first)}, but the server now names another "
-            f"authorization server, {shown_url(issuer.issuer)}. Nothing was sent there. If this change is intended, "
-            f"register the client there and give the new client_id=..., issuer={issuer.issuer!r}."
+            f"The client {client_id!r} was used with {shown_url(first)}, but the server now names another issuer. "
+            f"Nothing was sent there. If this is intended, give the client_id there, and issuer={issuer.issuer!r}."
         )
     await context.keep(key, issuer.issuer)
 

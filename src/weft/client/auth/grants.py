@@ -137,8 +137,7 @@ class Grant:
         token = await client.ask(form, asked)
         if self.dpop and token.kind != "DPoP":
             raise AuthorizationFailed(
-                "The authorization server issued a token that is not bound to a key, but `dpop=True` requires one. "
-                "Leave `dpop` out to accept such tokens."
+                "The token is not bound to a key, as `dpop=True` requires; leave `dpop` out to accept such tokens."
             )
         return token
 
@@ -287,10 +286,8 @@ class EnterpriseFlow(_MachineFlow):
         issuer, provider = discovery.issuer, self.provider
         profiles = issuer.authorization_grant_profiles_supported
         if profiles is not None and _ID_JAG_PROFILE not in profiles:
-            raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} does not accept assertions of a company's identity provider; log in "
-                "with OAuth() instead."
-            )
+            name = shown_url(issuer.issuer)
+            raise AuthorizationFailed(f"{name} does not accept users of an identity provider; log in with OAuth().")
         id_token = await _secret(provider.id_token, "id_token", context)
         idp = await self._identity_provider(context)
         form = {
@@ -306,9 +303,7 @@ class EnterpriseFlow(_MachineFlow):
         document = await TokenClient(idp, identity, context).exchange(form)
         assertion, kind = document.get("access_token"), document.get("issued_token_type")
         if not isinstance(assertion, str) or not assertion or kind != _ID_JAG:
-            raise AuthorizationFailed(
-                "The identity provider did not answer with an ID-JAG; ask its operator to set it up for this server."
-            )
+            raise AuthorizationFailed("The identity provider did not answer with an ID-JAG; ask its operator.")
         return {"grant_type": _JWT_BEARER, "assertion": assertion}
 
     async def _identity_provider(self, context: LoginContext) -> Issuer:
@@ -318,9 +313,7 @@ class EnterpriseFlow(_MachineFlow):
         assert provider.issuer is not None
         found = await discover_issuer(provider.issuer, context)
         if found is None:
-            raise AuthorizationFailed(
-                f"The identity provider {shown_url(provider.issuer)} publishes no metadata; give its token_endpoint."
-            )
+            raise AuthorizationFailed("The identity provider publishes no metadata; give its token_endpoint.")
         return found
 
 
@@ -412,8 +405,7 @@ class CodeFlow(Grant):
                 if set(request.challenge.scopes or ()) <= set(token.scopes):
                     raise AuthorizationFailed(
                         f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just "
-                        "issued for it. Logging in again would not help. Tell the server's operator that the two do "
-                        "not agree on audience, issuer or keys."
+                        "issued for it. Tell its operator that the two do not agree on audience, issuer or keys."
                     )
                 return None  # a refresh would not add scopes
             return await self._refresh(request, issuer, newer or token, context)
@@ -490,14 +482,10 @@ class CodeFlow(Grant):
     def _authorization_endpoint(self, issuer: Issuer) -> str:
         endpoint, name = issuer.authorization_endpoint, shown_url(issuer.issuer)
         if endpoint is None:
-            raise AuthorizationFailed(
-                f"{name} publishes no authorization endpoint, so that no person can log in there; use "
-                "ClientCredentials(...), or ask its operator."
-            )
+            raise AuthorizationFailed(f"{name} has no page where a person can log in; use ClientCredentials(...).")
         if "S256" not in (issuer.code_challenge_methods_supported or ()):
             raise AuthorizationFailed(
-                f"{name} does not say that it supports PKCE with S256, without which a login is not safe; ask its "
-                "operator to publish `code_challenge_methods_supported`."
+                f"{name} does not list S256 in `code_challenge_methods_supported`. Without PKCE a login is not safe."
             )
         _check_url(endpoint, "The login page is not opened")
         return endpoint
@@ -534,14 +522,12 @@ def read_redirect(url: str, state: str, issuer: Issuer) -> str:
         query = dict[str, list[str]]()
     answer = {name: values[0] for name, values in query.items() if len(values) == 1}
     if not hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
-        raise AuthorizationFailed(
-            "The browser came back with a response to another login, which was ignored; try again."
-        )
+        raise AuthorizationFailed("The browser came back with a response to another login; try again.")
     must_say = issuer.authorization_response_iss_parameter_supported or "iss" in query
     if must_say and answer.get("iss") != issuer.issuer:
         raise AuthorizationFailed(
-            f"The response to the login does not name {shown_url(issuer.issuer)} as its issuer, as it should. It was "
-            "ignored, and the code in it was not used. This may be an attack that mixes up two servers."
+            f"The response to the login does not name {shown_url(issuer.issuer)} as its issuer, and was ignored. This "
+            "may be an attack that mixes up two servers."
         )
     if "error" in query:
         reason = describe_error(answer, 0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from weft.client.auth.authorizer import Authorizer
@@ -21,6 +22,7 @@ from weft.client.auth.grants import (
     ClientCredentialsFlow,
     CodeFlow,
     EnterpriseFlow,
+    Grant,
     IdentityProvider,
     Secret,
     WorkloadFlow,
@@ -67,17 +69,16 @@ class BearerToken:
         challenges = read_challenges(refusal.headers)
         if refusal.status != 401 and not any(one.error for one in challenges):
             return False
-        words = [one.params.get("error_description") or one.error for one in challenges]
-        reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
+        words = [one.params.get("error_description") or one.error or "" for one in challenges]
+        reason = next(filter(None, [*words, refusal.reason]), "it gave no reason")
         token = given.get("Authorization", "").partition(" ")[2]
         shown = printable(without(reason, [token])[:300]).rstrip(". ")
         advice = "Check that it is complete, has not expired, and is meant for this server."
         if lacking := next((one for one in challenges if one.error == "insufficient_scope"), None):
             wanted = readable(lacking.scopes or ())
             advice = f"Give a token with the scopes: {wanted}." if wanted else "Give a token with more scopes."
-        raise AuthorizationFailed(
-            f"{refusal.where} refused the token that was given (HTTP {refusal.status}): {shown}. {advice}"
-        )
+        what = f"{refusal.where} refused the token that was given (HTTP {refusal.status})"
+        raise AuthorizationFailed(f"{what}: {shown}. {advice}")
 
 
 class OAuth(Authorizer):
@@ -122,7 +123,31 @@ class OAuth(Authorizer):
         return client_document(self._registration.name, list(redirect_uris), client_id=url)
 
 
-class ClientCredentials(Authorizer):
+@dataclass(repr=False, eq=False)
+class _ProgramLogin(Authorizer):
+    """The common part of the logins without a person."""
+
+    client_id: str
+    _: KW_ONLY
+    client_secret: str | None = None
+    auth_method: str | None = None
+    issuer: str | None = None
+    scopes: Sequence[str] = ()
+    dpop: bool | None = None
+    storage: Storage | None = None
+    fetcher: Fetching | None = None
+
+    def __post_init__(self) -> None:
+        flow = self._flow()
+        flow.scopes, flow.dpop = _scopes(self.scopes), self.dpop
+        super().__init__(flow, AuthPorts(self.fetcher, self.storage or MemoryStorage()))
+
+    def _flow(self) -> Grant:
+        raise NotImplementedError
+
+
+@dataclass(repr=False, eq=False)
+class ClientCredentials(_ProgramLogin):
     """A login of the program itself, without a person: with a secret, or with a private key (PEM or a key object).
 
     A private key is safer, because it is never sent.
@@ -132,31 +157,19 @@ class ClientCredentials(Authorizer):
     """
 
     extension = "io.modelcontextprotocol/oauth-client-credentials"
+    private_key: PrivateKey | str | bytes | PrivateKeyTypes | None = field(default=None, kw_only=True)
 
-    def __init__(
-        self,
-        client_id: str,
-        *,
-        client_secret: str | None = None,
-        private_key: PrivateKey | str | bytes | PrivateKeyTypes | None = None,
-        auth_method: str | None = None,
-        issuer: str | None = None,
-        scopes: Sequence[str] = (),
-        dpop: bool | None = None,
-        storage: Storage | None = None,
-        fetcher: Fetching | None = None,
-    ) -> None:
-        if (client_secret is None) == (private_key is None):
+    def _flow(self) -> Grant:
+        key = self.private_key
+        if (self.client_secret is None) == (key is None):
             raise UsageError("ClientCredentials needs either a client_secret or a private_key.")
-        if private_key is not None and not isinstance(private_key, PrivateKey):
-            private_key = PrivateKey(private_key)
-        flow = ClientCredentialsFlow(
-            client_id, client_secret, auth_method, issuer, private_key, scopes=_scopes(scopes), dpop=dpop
-        )
-        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
+        if key is not None and not isinstance(key, PrivateKey):
+            key = PrivateKey(key)
+        return ClientCredentialsFlow(self.client_id, self.client_secret, self.auth_method, self.issuer, key)
 
 
-class EnterpriseManaged(Authorizer):
+@dataclass(repr=False, eq=False)
+class EnterpriseManaged(_ProgramLogin):
     """A login through the company's identity provider: the user sees no login page of the MCP server.
 
     `provider` describes the identity provider and the user's id token. `client_id` and `client_secret` are those of
@@ -164,51 +177,27 @@ class EnterpriseManaged(Authorizer):
     """
 
     extension = "io.modelcontextprotocol/enterprise-managed-authorization"
+    provider: IdentityProvider
 
-    def __init__(
-        self,
-        client_id: str,
-        provider: IdentityProvider,
-        *,
-        client_secret: str | None = None,
-        auth_method: str | None = None,
-        issuer: str | None = None,
-        scopes: Sequence[str] = (),
-        dpop: bool | None = None,
-        storage: Storage | None = None,
-        fetcher: Fetching | None = None,
-    ) -> None:
-        if provider.token_endpoint is None and provider.issuer is None:
+    def _flow(self) -> Grant:
+        if self.provider.token_endpoint is None and self.provider.issuer is None:
             raise UsageError("IdentityProvider needs token_endpoint=..., or issuer=... to find the endpoint.")
-        flow = EnterpriseFlow(
-            client_id, client_secret, auth_method, issuer, scopes=_scopes(scopes), dpop=dpop, provider=provider
-        )
-        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
+        client = self.client_id, self.client_secret, self.auth_method, self.issuer
+        return EnterpriseFlow(*client, provider=self.provider)
 
 
-class WorkloadIdentity(Authorizer):
+@dataclass(repr=False, eq=False)
+class WorkloadIdentity(_ProgramLogin):
     """A login with a JWT of the platform that the program runs on.
 
     `assertion` is the JWT, or a function that returns it.
     """
 
-    def __init__(
-        self,
-        client_id: str,
-        assertion: Secret,
-        *,
-        client_secret: str | None = None,
-        auth_method: str | None = None,
-        issuer: str | None = None,
-        scopes: Sequence[str] = (),
-        dpop: bool | None = None,
-        storage: Storage | None = None,
-        fetcher: Fetching | None = None,
-    ) -> None:
-        flow = WorkloadFlow(
-            client_id, client_secret, auth_method, issuer, scopes=_scopes(scopes), dpop=dpop, assertion=assertion
-        )
-        super().__init__(flow, AuthPorts(fetcher, storage or MemoryStorage()))
+    assertion: Secret
+
+    def _flow(self) -> Grant:
+        client = self.client_id, self.client_secret, self.auth_method, self.issuer
+        return WorkloadFlow(*client, assertion=self.assertion)
 
 
 def as_auth(auth: Any) -> Auth | None:
@@ -219,9 +208,9 @@ def as_auth(auth: Any) -> Auth | None:
     if isinstance(auth, str):
         return BearerToken(auth)
     if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):
+        kind = type(auth).__name__
         raise UsageError(
-            f"auth= was given something of the type {type(auth).__name__!r}; give a token as text, or "
-            "an object such as OAuth() or ClientCredentials(...)."
+            f"auth= was given something of the type {kind!r}; give a token as text, or OAuth() or the like."
         )
     return cast("Auth | None", auth)
 

@@ -430,10 +430,8 @@ class LoopbackRedirect:
                 return await asyncio.start_server(listener.serve, "127.0.0.1", port, limit=_HEAD_BYTES)
             except OSError as error:
                 reason = error.strerror
-        raise AuthorizationFailed(
-            f"The login cannot listen for the browser on port {self.port}: {reason}. Free the port, or give another "
-            "with LoopbackRedirect(port=...)."
-        )
+        what = f"The login cannot listen for the browser on port {self.port}: {reason}"
+        raise AuthorizationFailed(f"{what}. Free the port, or give another with LoopbackRedirect(port=...).")
 
 
 class _BrowserListener:
@@ -459,10 +457,8 @@ class _BrowserListener:
                     opening.result()
                 return await self._answer
         except TimeoutError:
-            seconds = f"{self._redirect.seconds:g} s"
-            raise AuthorizationFailed(
-                f"The login was not finished within {seconds}; try again, or raise LoopbackRedirect(seconds=...)."
-            ) from None
+            what = f"The login was not finished within {self._redirect.seconds:g} s"
+            raise AuthorizationFailed(f"{what}; try again, or raise LoopbackRedirect(seconds=...).") from None
         finally:
             opening.cancel()
 

@@ -98,10 +98,8 @@ class FileStorage:
         lock = self._beside("lock")
         async with _locked(lock, _LOCK_SECONDS) as is_free:
             if not is_free:
-                raise AuthorizationFailed(
-                    f"The login cannot be stored: another program has locked {lock} for {_LOCK_SECONDS:g} s. End that "
-                    "program, and try again."
-                )
+                what = f"The login cannot be stored: another program has locked {lock} for {_LOCK_SECONDS:g} s"
+                raise AuthorizationFailed(f"{what}. End that program, and try again.")
             await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
     @asynccontextmanager
@@ -128,10 +126,7 @@ class FileStorage:
 
     def _check_mode(self, status: os.stat_result) -> None:
         if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(
-                f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`, and log in "
-                "again if somebody may have read it."
-            )
+            raise UsageError(f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`.")
 
     def _change(self, key: str, value: str | None) -> None:
         with self._lock:

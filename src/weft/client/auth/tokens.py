@@ -211,10 +211,8 @@ class PrivateKey:
         key = _load_key(self.pem) if isinstance(self.pem, str | bytes) else self.pem
         fitting = _algorithms(key)
         if self.algorithm is not None and self.algorithm not in fitting:
-            raise UsageError(
-                f"The private key cannot sign with algorithm={str(self.algorithm)[:100]!r}; leave that out, or use "
-                f"{' or '.join(fitting)}."
-            )
+            what = f"The private key cannot sign with algorithm={str(self.algorithm)[:100]!r}"
+            raise UsageError(f"{what}; leave that out, or use {' or '.join(fitting)}.")
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "algorithm", self.algorithm or fitting[0])
 
@@ -343,9 +341,7 @@ class TokenClient:
         """
         endpoint, tried = self.issuer.token_endpoint, self.context.tried
         if endpoint is None:
-            raise AuthorizationFailed(
-                f"The authorization server {shown_url(self.issuer.issuer)} publishes no token endpoint."
-            )
+            raise self._unusable("no token endpoint in its metadata")
         response, has_new_nonce = await self._post(endpoint, form)
         document = response.json()
         if has_new_nonce and response.status >= 400 and document and document.get("error") == "use_dpop_nonce":
@@ -375,9 +371,7 @@ class TokenClient:
             response = await self.context.send(post_form(endpoint, sent, headers))
         except FetchFailed as failure:
             self.context.tried.append(f"{shown_url(endpoint)}: {failure}")
-            raise AuthorizationFailed(
-                "The token endpoint cannot be reached; try again, or check the network."
-            ) from None
+            raise AuthorizationFailed("The token endpoint cannot be reached; check the network.") from None
         return response, self.nonces.put(place, response.headers.get("dpop-nonce"))
 
     def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
