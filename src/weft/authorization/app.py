@@ -37,6 +37,7 @@ from weft.server.runtime.request_log import refused_http
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 _MOST_GRACE_SECONDS = 60.0
+_ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
 _SHARED = (
     f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name. "
     "If one client reaches such a limit, all other clients behind the proxy are refused too"
@@ -90,22 +91,15 @@ class AuthorizationServer:
     ) -> None:
         parts = check_url(issuer, "issuer")
         if parts.query or issuer.endswith("/"):
-            raise UsageError(
-                f"issuer={issuer!r} is not possible: give it without a query and without a slash at the end."
-            )
+            raise UsageError(f"issuer={issuer!r} is not possible: it has a query, or a slash at the end.")
         if isinstance(resources, str) or not resources:
             raise UsageError("resources= is a list of the URLs that tokens are issued for; give at least one.")
         for resource in resources:
             check_url(resource, "An entry of resources")
         if not 1 <= access_seconds <= 3600:
-            raise UsageError(
-                "access_seconds= must be 1 to 3600. Other servers cannot see that a token was revoked, so tokens must "
-                "be short-lived."
-            )
+            raise UsageError("access_seconds= must be 1 to 3600: other servers cannot see that a token was revoked.")
         if not 0 <= grace_seconds <= _MOST_GRACE_SECONDS:
-            raise UsageError(
-                f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: the time in which a client repeats a request."
-            )
+            raise UsageError(f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: a client repeats a request soon.")
         _check_unique("clients", [client.client_id for client in clients])
         _check_unique("trusted_issuers", [trusted.issuer for trusted in trusted_issuers])
         self.backend: Backend = backend or MemoryBackend()
@@ -182,36 +176,34 @@ class AuthorizationServer:
 
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of the server (RFC 8414, OpenID Connect Discovery)."""
+        methods = self._auth_methods
         document: dict[str, Any] = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/jwks",
+            "registration_endpoint": f"{self.issuer}/register" if self.registration else None,
+            "introspection_endpoint": f"{self.issuer}/introspect" if self.introspects else None,
             "response_types_supported": ["code"],
             "response_modes_supported": ["query"],
             "grant_types_supported": self.grant_types,
+            "scopes_supported": self.scopes or None,
             "code_challenge_methods_supported": ["S256"],
-            "token_endpoint_auth_methods_supported": self._auth_methods,
+            "token_endpoint_auth_methods_supported": methods,
+            "token_endpoint_auth_signing_alg_values_supported": (
+                DEFAULT_ALGORITHMS if "private_key_jwt" in methods else None
+            ),
+            "introspection_endpoint_auth_methods_supported": (
+                [method for method in methods if method != "none"] if self.introspects else None
+            ),
+            "authorization_grant_profiles_supported": [_ID_JAG_PROFILE] if self._takes_id_jags else None,
             "authorization_response_iss_parameter_supported": True,
             "client_id_metadata_document_supported": self._documents and self.has_users,
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
             "dpop_signing_alg_values_supported": self.dpop.algorithms,  # RFC 9449, 5.1
         }
-        if self.introspects:  # RFC 8414, 2
-            document["introspection_endpoint"] = f"{self.issuer}/introspect"
-            document["introspection_endpoint_auth_methods_supported"] = [
-                method for method in self._auth_methods if method != "none"
-            ]
-        if self.registration:
-            document["registration_endpoint"] = f"{self.issuer}/register"
-        if self.scopes:
-            document["scopes_supported"] = self.scopes
-        if "private_key_jwt" in self._auth_methods:
-            document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
-        if self._takes_id_jags:
-            document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
-        return document
+        return {name: value for name, value in document.items() if value is not None}
 
     def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
         """Return all scopes that a client may request."""
@@ -379,10 +371,8 @@ class _App:
                 return None
             endpoint = endpoints.get(scope["method"])
             if endpoint is None:
-                allow = ", ".join(endpoints).encode()
-                raise OAuthError(
-                    "invalid_request", "This HTTP method is not allowed here.", status=405, headers=[(b"allow", allow)]
-                )
+                allow = [(b"allow", ", ".join(endpoints).encode())]
+                raise OAuthError("invalid_request", "This method is not allowed here.", status=405, headers=allow)
             return await endpoint(WebRequest(scope, headers, receive))
         except OAuthError as error:
             return error_answer(error.error, str(error), error.status, error.headers)

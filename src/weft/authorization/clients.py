@@ -39,6 +39,11 @@ _FETCHED_AT_ONCE = 8
 _MOST_WAITING = 64  # requests that may wait for a document; anyone can name a slow one
 _MOST_URIS = 16
 _MOST_TEXT = 200
+UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
+KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
+MOST_UNUSED = 10_000  # number of registrations without a token, per process
+MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
+_HOUR = 3600.0
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +143,11 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached."""
+    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached.
+
+    Registered clients that were never given a token have their own key prefix in the store, so that deleting one to
+    make room cannot delete a client in use.
+    """
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         for client in known:
@@ -150,7 +159,9 @@ class Clients:
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
-        self._registrations = Registrations(store)
+        self._store = store
+        # Address and time (monotonic) of each registration without a token, by key in the store; the oldest first.
+        self._unused: dict[str, tuple[str, float]] = {}
 
     def is_known(self, client: RegisteredClient) -> bool:
         """Return whether a client is configured here. All other clients have described themselves."""
@@ -163,12 +174,22 @@ class Clients:
             return known
         if "://" in client_id:
             return await self._read_document(client_id) if self._reads_documents else None
-        return await self._registrations.find(client_id)
+        key = digest(client_id)
+        record = await self._store.get(f"client:{key}") or await self._store.get(f"new-client:{key}")
+        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
 
     async def keep(self, client: RegisteredClient) -> None:
         """Extend the lifetime of a self-registered client, because it was given a token."""
-        if not self.is_known(client) and "://" not in client.client_id:
-            await self._registrations.keep(client.client_id)
+        if self.is_known(client) or "://" in client.client_id:
+            return
+        key = digest(client.client_id)
+        if await self._store.touch(f"client:{key}", ttl=KEEP_SECONDS):
+            return
+        record = await self._store.get(f"new-client:{key}")
+        if record is not None:
+            await self._store.put(f"client:{key}", record, ttl=KEEP_SECONDS)
+            await self._store.delete(f"new-client:{key}")
+            self._unused.pop(key, None)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
         """Return the client that a metadata document describes, or None if the document cannot be used."""
@@ -242,8 +263,30 @@ class Clients:
             response["application_type"] = metadata["application_type"]
         if client.dpop_bound_access_tokens:
             response["dpop_bound_access_tokens"] = True
-        await self._registrations.add(client, address)
+        await self._add(client, address)
         return response
+
+    async def _add(self, client: RegisteredClient, address: str) -> None:
+        """Store a new client; raise OAuthError if `address` has registered too many clients that are not used."""
+        now, key = time.monotonic(), digest(client.client_id)
+        for old in [old for old, (_, when) in self._unused.items() if when <= now - UNUSED_SECONDS]:
+            del self._unused[old]  # it has expired in the store
+        recent = [when for place, when in self._unused.values() if place == address and when > now - _HOUR]
+        if len(recent) >= MOST_PER_ADDRESS:
+            wait = b"%d" % max(1, int(recent[0] + _HOUR - now))
+            text = "Too many clients were registered from your address and not used. Try again later."
+            raise OAuthError("temporarily_unavailable", text, status=429, headers=[(b"retry-after", wait)])
+        if len(self._unused) >= MOST_UNUSED:
+            await self._forget_one()
+        self._unused[key] = address, now
+        await self._store.put(f"new-client:{key}", msgspec.json.encode(client), ttl=UNUSED_SECONDS)
+
+    async def _forget_one(self) -> None:
+        """Delete the oldest unused client of the address that has the most unused clients."""
+        ((address, _),) = Counter(place for place, _ in self._unused.values()).most_common(1)
+        oldest = next(key for key, (place, _) in self._unused.items() if place == address)
+        del self._unused[oldest]
+        await self._store.delete(f"new-client:{oldest}")
 
 
 class _Description(msgspec.Struct):
@@ -282,62 +325,3 @@ def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
 
 def _unacceptable(text: str) -> OAuthError:
     return OAuthError("invalid_client_metadata", text)
-
-
-UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
-KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
-MOST_UNUSED = 10_000  # number of registrations without a token, per process
-MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
-_HOUR = 3600.0
-
-
-class Registrations:
-    """The self-registered clients, in a store that workers share.
-
-    Clients that were never given a token have their own key prefix, so that deleting one to make room cannot delete a
-    client in use.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        # Address and time (monotonic) of each registration without a token, by key in the store; the oldest first.
-        self._unused: dict[str, tuple[str, float]] = {}
-
-    async def find(self, client_id: str) -> RegisteredClient | None:
-        """Return the client with this id, or None if there is none."""
-        key = digest(client_id)
-        record = await self._store.get(f"client:{key}") or await self._store.get(f"new-client:{key}")
-        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
-
-    async def add(self, client: RegisteredClient, address: str) -> None:
-        """Store a new client; raise OAuthError if `address` has registered too many clients that are not used."""
-        now, key = time.monotonic(), digest(client.client_id)
-        for old in [old for old, (_, when) in self._unused.items() if when <= now - UNUSED_SECONDS]:
-            del self._unused[old]  # it has expired in the store
-        recent = [when for place, when in self._unused.values() if place == address and when > now - _HOUR]
-        if len(recent) >= MOST_PER_ADDRESS:
-            wait = b"%d" % max(1, int(recent[0] + _HOUR - now))
-            text = "Too many clients were registered from your address and not used. Try again later."
-            raise OAuthError("temporarily_unavailable", text, status=429, headers=[(b"retry-after", wait)])
-        if len(self._unused) >= MOST_UNUSED:
-            await self._forget_one()
-        self._unused[key] = address, now
-        await self._store.put(f"new-client:{key}", msgspec.json.encode(client), ttl=UNUSED_SECONDS)
-
-    async def keep(self, client_id: str) -> None:
-        """Extend the lifetime of a client that was given a token."""
-        key = digest(client_id)
-        if await self._store.touch(f"client:{key}", ttl=KEEP_SECONDS):
-            return
-        record = await self._store.get(f"new-client:{key}")
-        if record is not None:
-            await self._store.put(f"client:{key}", record, ttl=KEEP_SECONDS)
-            await self._store.delete(f"new-client:{key}")
-            self._unused.pop(key, None)
-
-    async def _forget_one(self) -> None:
-        """Delete the oldest unused client of the address that has the most unused clients."""
-        ((address, _),) = Counter(place for place, _ in self._unused.values()).most_common(1)
-        oldest = next(key for key, (place, _) in self._unused.items() if place == address)
-        del self._unused[oldest]
-        await self._store.delete(f"new-client:{oldest}")

@@ -13,14 +13,7 @@ A secret never appears in a repr, a log line or an error message.
 
 from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.grants import IdentityProvider
-from weft.client.auth.logins import (
-    BearerToken,
-    ClientCredentials,
-    EnterpriseManaged,
-    OAuth,
-    WorkloadIdentity,
-    as_auth,
-)
+from weft.client.auth.logins import BearerToken, ClientCredentials, EnterpriseManaged, OAuth, WorkloadIdentity, as_auth
 from weft.client.auth.ports import Fetcher, FunctionRedirect, LoopbackRedirect
 from weft.client.auth.storage import FileStorage, KeyringStorage, MemoryStorage
 from weft.client.auth.tokens import PrivateKey

@@ -191,8 +191,11 @@ async def _newer_token(token: Token, context: LoginContext) -> Token | None:
 
 
 @dataclass
-class _MachineFlow(Grant):
-    """The common part of the flows without a person: find the issuer, request a token, store the token."""
+class ClientCredentialsFlow(Grant):
+    """The client credentials grant: the program authenticates with its secret or its key.
+
+    It is the base of all flows without a person. They differ in the form that is sent to the token endpoint.
+    """
 
     client_id: str
     client_secret: str | None = field(default=None, repr=False)
@@ -235,7 +238,7 @@ class _MachineFlow(Grant):
         return token
 
     async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
-        raise NotImplementedError
+        return {"grant_type": "client_credentials"}
 
 
 def _scope(scopes: list[str]) -> dict[str, str]:
@@ -244,15 +247,7 @@ def _scope(scopes: list[str]) -> dict[str, str]:
 
 
 @dataclass
-class ClientCredentialsFlow(_MachineFlow):
-    """The client credentials grant: the program authenticates with its secret or its key."""
-
-    async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
-        return {"grant_type": "client_credentials"}
-
-
-@dataclass
-class WorkloadFlow(_MachineFlow):
+class WorkloadFlow(ClientCredentialsFlow):
     """The JWT bearer grant: the program presents a JWT of the platform that it runs on."""
 
     assertion: Secret = field(kw_only=True, repr=False)
@@ -277,7 +272,7 @@ class IdentityProvider:
 
 
 @dataclass
-class EnterpriseFlow(_MachineFlow):
+class EnterpriseFlow(ClientCredentialsFlow):
     """The enterprise flow: exchange the user's id token for an ID-JAG, and the ID-JAG for an access token."""
 
     provider: IdentityProvider = field(kw_only=True)

@@ -27,7 +27,7 @@ from weft.client.auth.grants import (
     Secret,
     WorkloadFlow,
 )
-from weft.client.auth.ports import AuthPorts, Fetching, LoopbackRedirect, Redirect
+from weft.client.auth.ports import AuthPorts, Fetcher, FunctionRedirect, LoopbackRedirect
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
 from weft.errors import AuthorizationFailed, UsageError
@@ -105,9 +105,9 @@ class OAuth(Authorizer):
         scopes: Sequence[str] = (),
         dpop: bool | None = None,
         offline: bool = True,
-        redirect: Redirect | None = None,
+        redirect: FunctionRedirect | LoopbackRedirect | None = None,
         storage: Storage | None = None,
-        fetcher: Fetching | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self._registration = Registration(
             client_name, client_id, client_secret, auth_method, issuer, client_metadata_url
@@ -135,7 +135,7 @@ class _ProgramLogin(Authorizer):
     scopes: Sequence[str] = ()
     dpop: bool | None = None
     storage: Storage | None = None
-    fetcher: Fetching | None = None
+    fetcher: Fetcher | None = None
 
     def __post_init__(self) -> None:
         flow = self._flow()
@@ -209,9 +209,7 @@ def as_auth(auth: Any) -> Auth | None:
         return BearerToken(auth)
     if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):
         kind = type(auth).__name__
-        raise UsageError(
-            f"auth= was given something of the type {kind!r}; give a token as text, or OAuth() or the like."
-        )
+        raise UsageError(f"auth= was given something of the type {kind!r}; give a token as text, or OAuth().")
     return cast("Auth | None", auth)
 
 

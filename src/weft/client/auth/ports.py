@@ -16,11 +16,11 @@ import ssl
 import sys
 import webbrowser
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import msgspec
@@ -74,9 +74,9 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 class AuthPorts:
     """The fetcher, the storage and the redirect that logins use."""
 
-    fetcher: Fetching | None  # None: a fetcher with the settings of the client's connection is used
+    fetcher: Fetcher | None  # None: a fetcher with the settings of the client's connection is used
     storage: Storage
-    redirect: Redirect | None = None
+    redirect: FunctionRedirect | LoopbackRedirect | None = None
     # Values that the storage failed to write. They are kept here, because a refresh token may be valid only once.
     unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
 
@@ -94,7 +94,7 @@ class LoginContext(AsyncExitStack):
         self.tried = [] if tried is None else tried  # the steps of the login so far, for error messages
         self._ports = ports
         self._fetch: Fetch | None = None
-        self._listener: RedirectListener | None = None
+        self._listener: FunctionRedirect | _BrowserListener | None = None
         self._is_warned = False  # whether a failure of the storage was logged
 
     async def __aexit__(
@@ -203,14 +203,6 @@ def _named(error: Exception) -> str:
 
 
 # --- HTTP
-
-
-class Fetching(Protocol):
-    """The interface of an HTTP client for logins."""
-
-    def open(self, server_url: str) -> AbstractAsyncContextManager[Fetch]:
-        """Return a context manager whose value sends the HTTP requests of logins to one MCP server."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -332,30 +324,6 @@ def _is_this_machine(address: str) -> bool:
 # --- the browser
 
 
-class RedirectListener(Protocol):
-    """An object that waits for the browser's redirect at the end of a login."""
-
-    uri: str  # the redirect URI
-
-    async def visit(self, url: str, state: str) -> str:
-        """Open a URL in the person's browser; return the URL that the browser is redirected to.
-
-        `state` is the query parameter `state` of this login. A redirect with another state belongs to another login.
-        """
-        ...
-
-
-class Redirect(Protocol):
-    """The interface that opens the authorization server's page and waits for the browser's redirect."""
-
-    def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`.
-
-        `known` are the redirect URIs that the client has registered before. It is empty if there are none.
-        """
-        ...
-
-
 class FunctionRedirect:
     """Opens the login page with a function of the program.
 
@@ -374,12 +342,12 @@ class FunctionRedirect:
         self._function = function
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Yield this object; it needs no preparation."""
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[FunctionRedirect]:
+        """Yield this object; it needs no preparation. `known` are the redirect URIs that the client has registered."""
         yield self
 
     async def visit(self, url: str, state: str) -> str:
-        """Call the function with the URL, and return its result."""
+        """Call the function with the URL, and return the URL that the browser was redirected to."""
         came_back = self._function(url)
         if inspect.isawaitable(came_back):
             came_back = await came_back
@@ -408,8 +376,8 @@ class LoopbackRedirect:
             raise UsageError(f"path={self.path!r} is not possible: a path begins with a slash, like '/callback'.")
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Listen on the local port until the context is left."""
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[_BrowserListener]:
+        """Listen on a local port until the context is left, if possible at a redirect URI of `known`."""
         listener = _BrowserListener(self)
         server = await self._bind(listener, known)
         listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
@@ -472,13 +440,11 @@ class _BrowserListener:
     async def finished(self) -> None:
         """Wait up to two seconds until the browser has received the final page, then close all connections."""
         if self._connections:
-            _, late = await asyncio.wait(self._connections, timeout=2.0)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        if not self._answer.done():
-            self._answer.cancel()
+            await asyncio.wait(self._connections, timeout=2.0)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._answer.cancel()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection of the browser."""
