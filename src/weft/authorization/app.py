@@ -15,7 +15,7 @@ from weft.authorization.clients import (
     RegisteredClient,
     refuse_client,
 )
-from weft.authorization.endpoints import AuthorizeEndpoint, ClientAuthentication, IntrospectionEndpoint, TokenEndpoint
+from weft.authorization.endpoints import AuthorizeEndpoint, TokenEndpoint
 from weft.authorization.grants import Grants, IssuedTokens, Signer
 from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
 from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
@@ -302,37 +302,40 @@ def _check_unique(option: str, names: list[str]) -> None:
         raise UsageError(f"{option}= has {twice[0]!r} twice; give it once.")
 
 
+def _publish(document: object) -> dict[str, _Endpoint]:
+    """Return the endpoints of a public document, by HTTP method."""
+
+    async def answer(_: WebRequest) -> WebResponse:
+        return json_answer(document)
+
+    return {"GET": answer, "HEAD": answer}
+
+
 class _App:
     """The ASGI app: checks the Host header of a request, calls its endpoint, and adds CORS headers."""
 
     def __init__(
         self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
     ) -> None:
-        base, metadata = urlsplit(server.issuer).path, server.metadata()
-        authentication = ClientAuthentication(server)
-        authorize, token = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server, authentication)
-
-        async def describe(_: WebRequest) -> WebResponse:
-            return json_answer(metadata)
-
-        async def keys(_: WebRequest) -> WebResponse:
-            return json_answer(server.signer.jwks)
+        base = urlsplit(server.issuer).path
+        authorize, token = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server)
+        metadata, keys = _publish(server.metadata()), _publish(server.signer.jwks)
 
         async def register(request: WebRequest) -> WebResponse:
             return json_answer(await server.clients.register(await request.json(), request.address), 201)
 
         self._routes: dict[str, dict[str, _Endpoint]] = {
-            f"/.well-known/oauth-authorization-server{base}": {"GET": describe, "HEAD": describe},
-            f"/.well-known/openid-configuration{base}": {"GET": describe, "HEAD": describe},
-            f"{base}/.well-known/openid-configuration": {"GET": describe, "HEAD": describe},
-            f"{base}/jwks": {"GET": keys, "HEAD": keys},
+            f"/.well-known/oauth-authorization-server{base}": metadata,
+            f"/.well-known/openid-configuration{base}": metadata,
+            f"{base}/.well-known/openid-configuration": metadata,
+            f"{base}/jwks": keys,
             f"{base}/authorize": {"GET": authorize.ask, "POST": authorize.decide},
             f"{base}/token": {"POST": token.answer},
         }
         if server.registration:
             self._routes[f"{base}/register"] = {"POST": register}
         if server.introspects:
-            self._routes[f"{base}/introspect"] = {"POST": IntrospectionEndpoint(server, authentication).answer}
+            self._routes[f"{base}/introspect"] = {"POST": token.introspect}
         self._own_page = f"{base}/authorize"  # the path of the login page, which has no CORS headers
         self._policy, self._cors, self._proxies = policy, cors, proxies
         self._untrusted = UntrustedProxies(_SHARED)

@@ -227,51 +227,6 @@ def _page(status: int, title: str, body: str, form_action: str, reason: str) -> 
 # --- authentication of clients
 
 
-class ClientAuthentication:
-    """Finds the client of a request, and checks its secret or its key. Public clients have neither."""
-
-    def __init__(self, server: AuthorizationServer) -> None:
-        self._clients = server.clients
-        self._assertions = server.assertions
-        self._keys = {client.client_id: KeySet(None, client.keys) for client in server.clients.known if client.keys}
-
-    async def find(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
-        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
-        client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
-        basic = _read_basic(request.headers.get(b"authorization"))
-        if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
-            raise OAuthError("invalid_request", "The client must authenticate in one way only.")
-        if assertion is not None:
-            if "client_assertion_type" not in fields:
-                raise OAuthError("invalid_request", f"client_assertion_type must be {_ASSERTION_TYPE}.")
-            if fields["client_assertion_type"] != _ASSERTION_TYPE:  # not supported (RFC 6749, 5.2)
-                raise _not_authenticated(f"client_assertion_type must be {_ASSERTION_TYPE}.")
-            return await self._find_by_assertion(client_id, assertion)
-        if basic is not None:
-            client_id, secret = basic
-        client = await self._clients.find(client_id or "")
-        if client is None or not client.has_secret(secret):
-            raise _not_authenticated("The client is not known, or not authenticated.", challenged=basic is not None)
-        return client
-
-    async def _find_by_assertion(self, client_id: str | None, assertion: str) -> RegisteredClient:
-        named = read_issuer(assertion) or ""
-        keys = self._keys.get(named)
-        client = None if keys is None else await self._clients.find(named)
-        if keys is None or client is None or client_id not in (None, named):
-            raise _not_authenticated("The client is not known, or not authenticated.")
-        try:
-            claims = await self._assertions.read(
-                assertion, CLIENT_ASSERTION, issuer=named, keys=keys, algorithms=DEFAULT_ALGORITHMS
-            )
-            if claims["sub"] != named:
-                raise TokenRefused("The client assertion is about another client.")
-            await self._assertions.use(claims, CLIENT_ASSERTION)
-        except TokenRefused as error:
-            raise _not_authenticated(f"The client is not authenticated: {error}") from None
-        return client
-
-
 def _not_authenticated(text: str, *, challenged: bool = False) -> OAuthError:
     return OAuthError("invalid_client", text, status=401, headers=_BASIC if challenged else [])
 
@@ -313,12 +268,17 @@ _Redeem = Callable[[_TokenForm], Awaitable[TokenAnswer]]
 
 
 class TokenEndpoint:
-    """The token endpoint: issues access tokens for codes, refresh tokens, client credentials and assertions."""
+    """The endpoints that clients call: token and introspection.
 
-    def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
+    The token endpoint issues access tokens for codes, refresh tokens, client credentials and assertions. The
+    introspection endpoint (RFC 7662) tells a resource server whether a token is valid.
+    """
+
+    def __init__(self, server: AuthorizationServer) -> None:
         self._server = server
-        self._authentication = authentication
+        self._keys = {client.client_id: KeySet(None, client.keys) for client in server.clients.known if client.keys}
         self._proofs = Proofs(server.dpop, server)
+        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
         ways: dict[str, _Redeem] = {
             "authorization_code": self._redeem_code,
             "refresh_token": self._redeem_refresh,
@@ -330,7 +290,7 @@ class TokenEndpoint:
     async def answer(self, request: WebRequest) -> WebResponse:
         """Answer a token request with tokens; raise OAuthError if the request is refused."""
         fields = await request.form()
-        client = await self._authentication.find(request, fields)
+        client = await self._find_client(request, fields)
         kind = need(fields, "grant_type")
         if kind not in self._ways:
             raise OAuthError("unsupported_grant_type", f"grant_type must be {' or '.join(self._ways)}.")
@@ -338,11 +298,49 @@ class TokenEndpoint:
             raise OAuthError("unauthorized_client", "The client is not registered for this grant_type.")
         try:
             answer = await self._ways[kind](_TokenForm(client, fields, self._read_proof(request, client)))
+        except TokenRefused as error:
+            raise OAuthError("invalid_grant", str(error)) from None
         except ProofRefused as error:
             nonce = [] if error.nonce is None else [(b"dpop-nonce", error.nonce.encode())]
             raise OAuthError(error.error, str(error), headers=nonce) from None
         await self._server.clients.keep(client)
         return json_answer(answer, headers=[(b"pragma", b"no-cache")])
+
+    async def _find_client(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
+        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
+        client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
+        basic = _read_basic(request.headers.get(b"authorization"))
+        if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
+            raise OAuthError("invalid_request", "The client must authenticate in one way only.")
+        if assertion is not None:
+            if "client_assertion_type" not in fields:
+                raise OAuthError("invalid_request", f"client_assertion_type must be {_ASSERTION_TYPE}.")
+            if fields["client_assertion_type"] != _ASSERTION_TYPE:  # not supported (RFC 6749, 5.2)
+                raise _not_authenticated(f"client_assertion_type must be {_ASSERTION_TYPE}.")
+            return await self._find_by_assertion(client_id, assertion)
+        if basic is not None:
+            client_id, secret = basic
+        client = await self._server.clients.find(client_id or "")
+        if client is None or not client.has_secret(secret):
+            raise _not_authenticated("The client is not known, or not authenticated.", challenged=basic is not None)
+        return client
+
+    async def _find_by_assertion(self, client_id: str | None, assertion: str) -> RegisteredClient:
+        named = read_issuer(assertion) or ""
+        keys = self._keys.get(named)
+        client = None if keys is None else await self._server.clients.find(named)
+        if keys is None or client is None or client_id not in (None, named):
+            raise _not_authenticated("The client is not known, or not authenticated.")
+        try:
+            claims = await self._server.assertions.read(
+                assertion, CLIENT_ASSERTION, issuer=named, keys=keys, algorithms=DEFAULT_ALGORITHMS
+            )
+            if claims["sub"] != named:
+                raise TokenRefused("The client assertion is about another client.")
+            await self._server.assertions.use(claims, CLIENT_ASSERTION)
+        except TokenRefused as error:
+            raise _not_authenticated(f"The client is not authenticated: {error}") from None
+        return client
 
     def _read_proof(self, request: WebRequest, client: RegisteredClient) -> Proof | None:
         """Return the DPoP proof of a request, or None if the request has none and needs none.
@@ -404,20 +402,17 @@ class TokenEndpoint:
         """Issue a token for an assertion: by a platform about the client, or by an identity provider about a user."""
         assertion = need(form.fields, "assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
-        try:
-            if issuer is None:
-                raise TokenRefused("The issuer of the token is not trusted here.")
-            kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
-            claims = await self._server.assertions.read(
-                assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
-            )
-            if issuer.workloads is None:
-                return await self._grant_user(form, issuer, claims)
-            if issuer.workloads.get(claims["sub"]) == form.client.client_id:
-                return await self._grant_client(form)
+        if issuer is None:
+            raise TokenRefused("The issuer of the token is not trusted here.")
+        kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
+        claims = await self._server.assertions.read(
+            assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
+        )
+        if issuer.workloads is None:
+            return await self._grant_user(form, issuer, claims)
+        if issuer.workloads.get(claims["sub"]) != form.client.client_id:
             raise TokenRefused("The token is about another client.")
-        except TokenRefused as error:
-            raise OAuthError("invalid_grant", str(error)) from None
+        return await self._grant_client(form)
 
     async def _grant_user(self, form: _TokenForm, issuer: TrustedIssuer, claims: Mapping[str, Any]) -> TokenAnswer:
         """Issue a token for an ID-JAG.
@@ -500,22 +495,13 @@ class TokenEndpoint:
             raise OAuthError("invalid_scope", "The request has scopes that were not granted.")
         return asked or left
 
-
-class IntrospectionEndpoint:
-    """The introspection endpoint (RFC 7662): tells a resource server whether a token is valid."""
-
-    def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
-        self._server = server
-        self._authentication = authentication
-        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
-
-    async def answer(self, request: WebRequest) -> WebResponse:
+    async def introspect(self, request: WebRequest) -> WebResponse:
         """Return whether the token in the request is valid, and its claims.
 
         Raises OAuthError if the client may not ask about tokens.
         """
         fields = await request.form()
-        client = await self._authentication.find(request, fields)
+        client = await self._find_client(request, fields)
         if not client.introspects:
             text = "The client may not ask about tokens: name its resources in RegisteredClient(introspects=...)."
             raise OAuthError("unauthorized_client", text, status=403)
