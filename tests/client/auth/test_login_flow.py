@@ -5,17 +5,19 @@ import hashlib
 import json
 
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, CodeFlow, World, json_response, metadata, prm
 
+from weft.client.auth import OAuth
+from weft.client.auth.authorizer import ServerState as TokenRequest
 from weft.client.auth.discovery import Challenge, Registration
-from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token, token_key
-from weft.client.auth.tokens import Issuer, Token
+from weft.client.auth.logins import read_redirect
+from weft.client.auth.tokens import Issuer, Token, recall_token, token_key
 from weft.errors import AuthorizationFailed
 
 TOKEN = f"{ISSUER}/token"
 
 
-def flow(**options) -> CodeFlow:
+def flow(**options) -> OAuth:
     registration = {name: options.pop(name) for name in list(options) if name in Registration.__dataclass_fields__}
     return CodeFlow(Registration(**registration), clock=lambda: NOW, **options)
 

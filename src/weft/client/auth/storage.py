@@ -1,6 +1,6 @@
 """Store tokens and registrations: in memory, in a file that only its owner can read, or in the system's keyring.
 
-A storage maps text keys to bytes. The keys contain the issuer (`grants`), so that two issuers never share an entry. An
+A storage maps text keys to bytes. The keys contain the issuer (`tokens`), so that two issuers never share an entry. An
 entry that cannot be read counts as missing. The worst consequence is that the user has to log in again.
 """
 

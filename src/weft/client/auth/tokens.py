@@ -1,4 +1,4 @@
-"""Request tokens from a token endpoint: client authentication, DPoP proofs, and the records of a login.
+"""Request tokens from a token endpoint, and store them: client authentication, DPoP proofs, the records of a login.
 
 A repr or an error message never contains a secret. Texts from an authorization server are shortened, and their control
 characters removed, before they are shown.
@@ -119,6 +119,48 @@ class Token:
         if self.expires_at is None:
             return False
         return now >= self.expires_at - min(MARGIN_SECONDS, _MARGIN_SHARE * (self.expires_at - self.obtained_at))
+
+
+def token_key(issuer: str, resource: str) -> str:
+    """Return the storage key of a token. It contains the issuer, so that tokens of two issuers are never mixed up."""
+    return f"token {issuer} {resource}"
+
+
+def server_key(server_url: str) -> str:
+    """Return the storage key under which the issuer and the resource of a server's token are stored."""
+    return f"server {server_url}"
+
+
+async def keep_token(token: Token, context: LoginContext) -> None:
+    """Store a token, and remember that it belongs to the server of `context`."""
+    await context.keep(token_key(token.issuer, token.resource), token)
+    await context.keep(server_key(context.server_url), [token.issuer, token.resource])
+
+
+async def recall_token(context: LoginContext) -> Token | None:
+    """Return the stored token for the server of `context`, or None if there is none."""
+    pair = await context.load(server_key(context.server_url), tuple[str, str])
+    if pair is None:
+        return None
+    token = await context.load(token_key(*pair), Token)
+    return token if token is not None and (token.issuer, token.resource) == pair else None
+
+
+async def forget_token(token: Token, context: LoginContext) -> None:
+    """Delete a stored token, unless another program has replaced it."""
+    key = token_key(token.issuer, token.resource)
+    kept = await context.load(key, Token)
+    if kept is not None and kept.refresh_token == token.refresh_token:
+        await context.keep(key, None)
+
+
+async def newer_token(token: Token, context: LoginContext) -> Token | None:
+    """Return a newer token that another program has stored, if it has the same client and at least the same scopes."""
+    kept = await context.load(token_key(token.issuer, token.resource), Token)
+    if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
+        return None
+    whose, same = ((one.issuer, one.resource, one.client_id, one.kind) for one in (kept, token))
+    return kept if whose == same and set(token.granted) <= set(kept.scopes) else None
 
 
 def url_digest(text: str) -> str:
