@@ -121,7 +121,7 @@ class Authorizer:
         if isinstance(scopes, str):
             raise UsageError(f"scopes= is a list; write scopes={scopes.split()!r}.")
         self._ports = ports
-        self.scopes = tuple(scopes)  # scopes to request in addition to those that the server demands
+        self.scopes: Sequence[str] = tuple(scopes)  # scopes to request in addition to those that the server demands
         self.dpop = dpop  # whether tokens are bound to a key; None: if the server demands it
         self._clock = time.time
         self._servers: dict[str, ServerState] = {}

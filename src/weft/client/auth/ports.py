@@ -116,8 +116,10 @@ class LoginContext(AsyncExitStack):
         """Start to listen for the browser, if possible at a redirect URI of `known`; return the redirect URI in use."""
         redirect = self._ports.redirect
         assert redirect is not None, "each login of a person has one"
-        self._listener = await self.enter_async_context(redirect.listening(known))
-        return self._listener.uri
+        listening: Any = redirect.listening(known)
+        listener: FunctionRedirect | _BrowserListener = await self.enter_async_context(listening)
+        self._listener = listener
+        return listener.uri
 
     async def visit(self, url: str, state: str) -> str:
         """Open a page in the person's browser; return the URL that the browser is redirected to after the login."""
