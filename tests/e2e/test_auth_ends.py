@@ -146,7 +146,7 @@ def test_where_it_cannot_be_told_whether_a_login_has_ended_nobody_is_let_in(
     with serve(place.protect()) as live:
         peer = Peer(live, "stateless", tokens["access_token"])
         assert peer.tool("who").status == 200
-        monkeypatch.setattr(place.server.grants, "_store", Broken())
+        monkeypatch.setattr(place.server.grants, "store", Broken())
         refused = peer.tool("who")
     assert (refused.status, b"10.0.0.7" in refused.body) == (500, False)
     assert tokens["access_token"] not in caplog.text

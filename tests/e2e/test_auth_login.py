@@ -572,7 +572,7 @@ async def test_addresses_that_are_not_public(address: str, monkeypatch: pytest.M
 @pytest.mark.spec("ASEC-01")
 async def test_the_store_holds_no_secret_that_could_be_used(place: Authorization) -> None:
     tokens = place.tokens()
-    values = str(vars(place.server.grants._store))
+    values = str(vars(place.server.grants.store))
     assert tokens["refresh_token"] not in values
     assert tokens["access_token"] not in values
     assert SECRET not in values + repr(place.server) + repr(place.server.signer)

@@ -7,8 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from weft.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, MOST_PER_ADDRESS, Clients, RegisteredClient
-from weft.authorization.endpoints import AuthorizeEndpoint, ClientAuthentication, IntrospectionEndpoint, TokenEndpoint
+from weft.authorization.clients import (
+    CLIENT_CREDENTIALS,
+    JWT_BEARER,
+    MOST_PER_ADDRESS,
+    Clients,
+    RegisteredClient,
+    refuse_client,
+)
+from weft.authorization.endpoints import AuthorizeEndpoint, TokenEndpoint
 from weft.authorization.grants import Grants, IssuedTokens, Signer
 from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
 from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
@@ -30,6 +37,7 @@ from weft.server.runtime.request_log import refused_http
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 _MOST_GRACE_SECONDS = 60.0
+_ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
 _SHARED = (
     f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name. "
     "If one client reaches such a limit, all other clients behind the proxy are refused too"
@@ -83,22 +91,15 @@ class AuthorizationServer:
     ) -> None:
         parts = check_url(issuer, "issuer")
         if parts.query or issuer.endswith("/"):
-            raise UsageError(
-                f"issuer={issuer!r} is not possible: give it without a query and without a slash at the end."
-            )
+            raise UsageError(f"issuer={issuer!r} is not possible: it has a query, or a slash at the end.")
         if isinstance(resources, str) or not resources:
             raise UsageError("resources= is a list of the URLs that tokens are issued for; give at least one.")
         for resource in resources:
             check_url(resource, "An entry of resources")
         if not 1 <= access_seconds <= 3600:
-            raise UsageError(
-                "access_seconds= must be 1 to 3600. Other servers cannot see that a token was revoked, so tokens must "
-                "be short-lived."
-            )
+            raise UsageError("access_seconds= must be 1 to 3600: other servers cannot see that a token was revoked.")
         if not 0 <= grace_seconds <= _MOST_GRACE_SECONDS:
-            raise UsageError(
-                f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: the time in which a client repeats a request."
-            )
+            raise UsageError(f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: a client repeats a request soon.")
         _check_unique("clients", [client.client_id for client in clients])
         _check_unique("trusted_issuers", [trusted.issuer for trusted in trusted_issuers])
         self.backend: Backend = backend or MemoryBackend()
@@ -175,36 +176,34 @@ class AuthorizationServer:
 
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of the server (RFC 8414, OpenID Connect Discovery)."""
+        methods = self._auth_methods
         document: dict[str, Any] = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/jwks",
+            "registration_endpoint": f"{self.issuer}/register" if self.registration else None,
+            "introspection_endpoint": f"{self.issuer}/introspect" if self.introspects else None,
             "response_types_supported": ["code"],
             "response_modes_supported": ["query"],
             "grant_types_supported": self.grant_types,
+            "scopes_supported": self.scopes or None,
             "code_challenge_methods_supported": ["S256"],
-            "token_endpoint_auth_methods_supported": self._auth_methods,
+            "token_endpoint_auth_methods_supported": methods,
+            "token_endpoint_auth_signing_alg_values_supported": (
+                DEFAULT_ALGORITHMS if "private_key_jwt" in methods else None
+            ),
+            "introspection_endpoint_auth_methods_supported": (
+                [method for method in methods if method != "none"] if self.introspects else None
+            ),
+            "authorization_grant_profiles_supported": [_ID_JAG_PROFILE] if self._takes_id_jags else None,
             "authorization_response_iss_parameter_supported": True,
             "client_id_metadata_document_supported": self._documents and self.has_users,
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
             "dpop_signing_alg_values_supported": self.dpop.algorithms,  # RFC 9449, 5.1
         }
-        if self.introspects:  # RFC 8414, 2
-            document["introspection_endpoint"] = f"{self.issuer}/introspect"
-            document["introspection_endpoint_auth_methods_supported"] = [
-                method for method in self._auth_methods if method != "none"
-            ]
-        if self.registration:
-            document["registration_endpoint"] = f"{self.issuer}/register"
-        if self.scopes:
-            document["scopes_supported"] = self.scopes
-        if "private_key_jwt" in self._auth_methods:
-            document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
-        if self._takes_id_jags:
-            document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
-        return document
+        return {name: value for name, value in document.items() if value is not None}
 
     def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
         """Return all scopes that a client may request."""
@@ -264,50 +263,51 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
     """Raise UsageError if the configuration of a client does not agree with the configuration of the server.
 
     A client may name only resources and scopes of the server. It may have a grant only if the server has the users or
-    trusted issuers for it. The id of a program must not be the name of a user: their tokens would look the same.
+    trusted issuers for it: for JWT_BEARER, a platform that lists the client in `workloads`, or an identity provider if
+    the client is confidential. The id of a program must not be the name of a user: their tokens would look the same.
     """
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
-    _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
-    for client in clients:
-        what = f"The client {client.client_id!r}"
-        for url in client.introspects:
-            if server.find_resource(url) is None:
-                raise UsageError(f"{what} has introspects=({url!r},): name that resource in resources= too.")
-        if unknown := set(client.scopes or ()) - set(server.scopes):
-            raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
-        if users is None and "authorization_code" in client.grant_types:
-            raise UsageError(
-                f"{what} has the grant authorization_code, but the server has no users who could log in: give users=."
-            )
-        is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
-        if is_program and isinstance(users, Mapping) and client.client_id in users:
-            raise UsageError(
-                f"{client.client_id!r} is the name of a program and of a user, so their tokens would look the same; "
-                "rename one of them."
-            )
-
-
-def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer that can vouch for it.
-
-    The issuer is a platform that lists the client in `workloads` (client ids), or an identity provider
-    (`has_providers`) if the client is confidential. Raises UsageError also if a client in `workloads` lacks this grant.
-    """
-    able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
-    if unable := workloads - able:
+    has_providers = any(trusted.workloads is None for trusted in trusted_issuers)
+    if unable := workloads - {client.client_id for client in clients if JWT_BEARER in client.grant_types}:
         raise UsageError(f"workloads= names {min(unable)!r}: add it to clients=, with the grant JWT_BEARER.")
     for client in clients:
-        if client.client_id in able - workloads and not (has_providers and client.is_confidential):
-            raise UsageError(
-                f"The client {client.client_id!r} has the grant JWT_BEARER, but no trusted issuer. Name it in the "
-                "workloads= of a trusted issuer; or add an identity provider, and give the client a secret or keys."
-            )
+        id, grants = client.client_id, client.grant_types
+        strange = [url for url in client.introspects if server.find_resource(url) is None]
+        unknown = set(client.scopes or ()) - set(server.scopes)
+        is_program = CLIENT_CREDENTIALS in grants or id in workloads
+        can_be_vouched_for = id in workloads or (has_providers and client.is_confidential)
+        refuse_client(
+            id,
+            {
+                f"has introspects={strange}: name that resource in resources= too.": strange,
+                f"has the scope {min(unknown, default='')!r}: name it in scopes= too.": unknown,
+                "has the grant authorization_code, but the server has no users who could log in: give users=.": (
+                    users is None and "authorization_code" in grants
+                ),
+                "has the grant JWT_BEARER, but no trusted issuer. Name it in the workloads= of a trusted issuer; or "
+                "add an identity provider, and give the client a secret or keys.": (
+                    JWT_BEARER in grants and not can_be_vouched_for
+                ),
+                "is the name of a program and of a user, so their tokens would look the same; rename one of them.": (
+                    is_program and isinstance(users, Mapping) and id in users
+                ),
+            },
+        )
 
 
 def _check_unique(option: str, names: list[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"{option}= has {twice[0]!r} twice; give it once.")
+
+
+def _publish(document: object) -> dict[str, _Endpoint]:
+    """Return the endpoints of a public document, by HTTP method."""
+
+    async def answer(_: WebRequest) -> WebResponse:
+        return json_answer(document)
+
+    return {"GET": answer, "HEAD": answer}
 
 
 class _App:
@@ -316,31 +316,25 @@ class _App:
     def __init__(
         self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies
     ) -> None:
-        base, metadata = urlsplit(server.issuer).path, server.metadata()
-        authentication = ClientAuthentication(server)
-        authorize, token = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server, authentication)
-
-        async def describe(_: WebRequest) -> WebResponse:
-            return json_answer(metadata)
-
-        async def keys(_: WebRequest) -> WebResponse:
-            return json_answer(server.signer.jwks)
+        base = urlsplit(server.issuer).path
+        authorize, token = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server)
+        metadata, keys = _publish(server.metadata()), _publish(server.signer.jwks)
 
         async def register(request: WebRequest) -> WebResponse:
             return json_answer(await server.clients.register(await request.json(), request.address), 201)
 
         self._routes: dict[str, dict[str, _Endpoint]] = {
-            f"/.well-known/oauth-authorization-server{base}": {"GET": describe, "HEAD": describe},
-            f"/.well-known/openid-configuration{base}": {"GET": describe, "HEAD": describe},
-            f"{base}/.well-known/openid-configuration": {"GET": describe, "HEAD": describe},
-            f"{base}/jwks": {"GET": keys, "HEAD": keys},
+            f"/.well-known/oauth-authorization-server{base}": metadata,
+            f"/.well-known/openid-configuration{base}": metadata,
+            f"{base}/.well-known/openid-configuration": metadata,
+            f"{base}/jwks": keys,
             f"{base}/authorize": {"GET": authorize.ask, "POST": authorize.decide},
             f"{base}/token": {"POST": token.answer},
         }
         if server.registration:
             self._routes[f"{base}/register"] = {"POST": register}
         if server.introspects:
-            self._routes[f"{base}/introspect"] = {"POST": IntrospectionEndpoint(server, authentication).answer}
+            self._routes[f"{base}/introspect"] = {"POST": token.introspect}
         self._own_page = f"{base}/authorize"  # the path of the login page, which has no CORS headers
         self._policy, self._cors, self._proxies = policy, cors, proxies
 
@@ -376,13 +370,11 @@ class _App:
                 return None
             endpoint = endpoints.get(scope["method"])
             if endpoint is None:
-                allow = ", ".join(endpoints).encode()
-                raise OAuthError(
-                    "invalid_request", "This HTTP method is not allowed here.", status=405, headers=[(b"allow", allow)]
-                )
+                allow = [(b"allow", ", ".join(endpoints).encode())]
+                raise OAuthError("invalid_request", "This method is not allowed here.", status=405, headers=allow)
             return await endpoint(WebRequest(scope, headers, receive))
         except OAuthError as error:
-            return error_answer(error.error, error.description, error.status, error.headers)
+            return error_answer(error.error, str(error), error.status, error.headers)
         except HeaderFault as fault:
             return error_answer("invalid_request", str(fault), fault.status)
         except Exception as error:  # noqa: BLE001 - a login function may raise anything

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,6 +39,11 @@ _FETCHED_AT_ONCE = 8
 _MOST_WAITING = 64  # requests that may wait for a document; anyone can name a slow one
 _MOST_URIS = 16
 _MOST_TEXT = 200
+UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
+KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
+MOST_UNUSED = 10_000  # number of registrations without a token, per process
+MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
+_HOUR = 3600.0
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,34 +91,28 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     def check(self) -> None:
         """Raise UsageError if the configuration of the client is wrong."""
-        grants, what = set(self.grant_types), f"The client {self.client_id!r}"
-        if not self.client_id:
-            raise UsageError("A client has an empty client_id; give each client an id.")
-        if unknown := grants - {*_GRANTS, CLIENT_CREDENTIALS, JWT_BEARER}:
-            raise UsageError(f"{what} has the grant {min(unknown)!r}, which this server does not support.")
-        if self.secret_digest is not None and self.keys:
-            raise UsageError(f"{what} has a secret and keys; give it one of the two.")
-        if ("authorization_code" in grants) != bool(self.redirect_uris):
-            raise UsageError(f"{what} needs redirect_uris for people to log in, and none without authorization_code.")
-        for uri in self.redirect_uris:
-            if not is_safe_url(uri):
-                raise UsageError(
-                    f"{what} has the redirect URI {uri[:200]!r}, which is not safe for sending codes. Give a full "
-                    "https:// URL without user and fragment; http:// is only for the user's own machine, such as "
-                    "http://127.0.0.1/callback."
-                )
-        if self.introspects and not self.is_confidential:
-            raise UsageError(
-                f"{what} introspects tokens, so it must authenticate: add .with_secret(...) or .with_keys(...)."
-            )
-        if CLIENT_CREDENTIALS not in grants:
-            return
-        if not self.is_confidential:
-            raise UsageError(
-                f"{what} acts for itself, so it must authenticate: add .with_secret(...) or .with_keys(...)."
-            )
-        if len(grants) > 1:  # so that an action of a program is never taken for one of a user
-            raise UsageError(f"{what} acts for itself and for users; give the program a separate client id.")
+        grants = set(self.grant_types)
+        is_program = CLIENT_CREDENTIALS in grants
+        unknown = grants - {*_GRANTS, CLIENT_CREDENTIALS, JWT_BEARER}
+        unsafe = [uri[:200] for uri in self.redirect_uris if not is_safe_url(uri)]
+        refuse_client(
+            self.client_id,
+            {
+                "has an empty client_id; give each client an id.": not self.client_id,
+                f"has the grant {min(unknown, default='')!r}, which this server does not support.": unknown,
+                "has a secret and keys; give it one of the two.": self.secret_digest is not None and self.keys,
+                "needs redirect_uris for people to log in, and none without authorization_code.": (
+                    ("authorization_code" in grants) != bool(self.redirect_uris)
+                ),
+                f"has the redirect URI {''.join(unsafe[:1])!r}, which is not safe for sending codes. Give a full "
+                "https:// URL without user and fragment; http:// is only for the user's own machine, such as "
+                "http://127.0.0.1/callback.": unsafe,
+                "acts for itself or introspects tokens, so it must authenticate: add .with_secret(...) or "
+                ".with_keys(...).": (is_program or self.introspects) and not self.is_confidential,
+                # An action of a program must never be taken for one of a user.
+                "acts for itself and for users; give the program a separate client id.": is_program and len(grants) > 1,
+            },
+        )
 
     def takes(self, redirect_uri: str) -> bool:
         """Return whether a redirect URI is registered for the client. The port of a loopback URI may differ."""
@@ -126,6 +125,13 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         return hmac.compare_digest(self.secret_digest, digest(secret))
 
 
+def refuse_client(client_id: str, faults: Mapping[str, object]) -> None:
+    """Raise UsageError with the first text in `faults` whose value is true."""
+    for text, is_wrong in faults.items():
+        if is_wrong:
+            raise UsageError(f"The client {client_id!r} {text}")
+
+
 def _same_but_port(registered: str, given: str) -> bool:
     """Return whether both are http loopback URIs, equal except for the port, which a native app chooses (RFC 8252)."""
     if not is_safe_url(given):
@@ -136,7 +142,11 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached."""
+    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached.
+
+    Registered clients that were never given a token have their own key prefix in the store, so that deleting one to
+    make room cannot delete a client in use.
+    """
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         for client in known:
@@ -148,7 +158,9 @@ class Clients:
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
-        self._registrations = Registrations(store)
+        self._store = store
+        # Address and time (monotonic) of each registration without a token, by key in the store; the oldest first.
+        self._unused: dict[str, tuple[str, float]] = {}
 
     def is_known(self, client: RegisteredClient) -> bool:
         """Return whether a client is configured here. All other clients have described themselves."""
@@ -161,12 +173,22 @@ class Clients:
             return known
         if "://" in client_id:
             return await self._read_document(client_id) if self._reads_documents else None
-        return await self._registrations.find(client_id)
+        key = digest(client_id)
+        record = await self._store.get(f"client:{key}") or await self._store.get(f"new-client:{key}")
+        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
 
     async def keep(self, client: RegisteredClient) -> None:
         """Extend the lifetime of a self-registered client, because it was given a token."""
-        if not self.is_known(client) and "://" not in client.client_id:
-            await self._registrations.keep(client.client_id)
+        if self.is_known(client) or "://" in client.client_id:
+            return
+        key = digest(client.client_id)
+        if await self._store.touch(f"client:{key}", ttl=KEEP_SECONDS):
+            return
+        record = await self._store.get(f"new-client:{key}")
+        if record is not None:
+            await self._store.put(f"client:{key}", record, ttl=KEEP_SECONDS)
+            await self._store.delete(f"new-client:{key}")
+            self._unused.pop(key, None)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
         """Return the client that a metadata document describes, or None if the document cannot be used."""
@@ -195,9 +217,8 @@ class Clients:
         Raises OAuthError if too many fetches wait already, and FetchFailed if there is no JSON object.
         """
         if self._waiting >= _MOST_WAITING:
-            raise OAuthError(
-                "temporarily_unavailable", "Too many clients are being looked up. Try again soon.", status=503
-            )
+            text = "Too many clients are being looked up. Try again soon."
+            raise OAuthError("temporarily_unavailable", text, status=503)
         self._waiting += 1
         try:
             async with self._at_once:
@@ -222,9 +243,7 @@ class Clients:
         """
         method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
         if method not in _METHODS:
-            raise OAuthError(
-                "invalid_client_metadata", f"token_endpoint_auth_method must be one of {', '.join(_METHODS)}."
-            )
+            raise _unacceptable(f"token_endpoint_auth_method must be one of {', '.join(_METHODS)}.")
         client = _describe(metadata, secrets.token_urlsafe(16))
         response: dict[str, Any] = {
             "client_id": client.client_id,
@@ -243,102 +262,65 @@ class Clients:
             response["application_type"] = metadata["application_type"]
         if client.dpop_bound_access_tokens:
             response["dpop_bound_access_tokens"] = True
-        await self._registrations.add(client, address)
+        await self._add(client, address)
         return response
 
-
-def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
-    """Return the client that `metadata` describes; raise OAuthError if the metadata is not acceptable."""
-    uris, name = _texts(metadata.get("redirect_uris")), metadata.get("client_name", "")
-    if not uris or len(uris) > _MOST_URIS or not all(map(is_safe_url, uris)):
-        raise OAuthError(
-            "invalid_redirect_uri", "redirect_uris must be https URLs, or http URLs of the user's own machine."
-        )
-    if not isinstance(name, str) or len(name) > _MOST_TEXT or not name.isprintable():
-        raise OAuthError("invalid_client_metadata", f"client_name must be text of at most {_MOST_TEXT} characters.")
-    grants = _texts(metadata.get("grant_types", ["authorization_code"]))
-    if not grants or "authorization_code" not in grants:
-        raise OAuthError(
-            "invalid_client_metadata", "grant_types must contain authorization_code, and may contain refresh_token."
-        )
-    served = tuple(grant for grant in _GRANTS if grant in grants)
-    bound = metadata.get("dpop_bound_access_tokens", False)
-    if not isinstance(bound, bool):
-        raise OAuthError("invalid_client_metadata", "dpop_bound_access_tokens must be true or false.")
-    return RegisteredClient(
-        client_id=client_id,
-        redirect_uris=tuple(uris),
-        client_name=name,
-        grant_types=served,
-        dpop_bound_access_tokens=bound,
-    )
-
-
-def _texts(value: object) -> list[str] | None:
-    """Return `value` if it is a list of strings; otherwise None."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
-        return None
-    return cast("list[str]", value)
-
-
-UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
-KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
-MOST_UNUSED = 10_000  # number of registrations without a token, per process
-MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
-_HOUR = 3600.0
-
-
-class _Unused(NamedTuple):
-    address: str
-    when: float  # on the monotonic clock
-
-
-class Registrations:
-    """The self-registered clients, in a store that workers share.
-
-    Clients that were never given a token have their own key prefix, so that deleting one to make room cannot delete a
-    client in use.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._unused: dict[str, _Unused] = {}  # by key in the store, the oldest first
-
-    async def find(self, client_id: str) -> RegisteredClient | None:
-        """Return the client with this id, or None if there is none."""
-        key = digest(client_id)
-        record = await self._store.get(f"client:{key}") or await self._store.get(f"new-client:{key}")
-        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
-
-    async def add(self, client: RegisteredClient, address: str) -> None:
+    async def _add(self, client: RegisteredClient, address: str) -> None:
         """Store a new client; raise OAuthError if `address` has registered too many clients that are not used."""
         now, key = time.monotonic(), digest(client.client_id)
-        for old in [old for old, one in self._unused.items() if one.when <= now - UNUSED_SECONDS]:
+        for old in [old for old, (_, when) in self._unused.items() if when <= now - UNUSED_SECONDS]:
             del self._unused[old]  # it has expired in the store
-        recent = [one.when for one in self._unused.values() if one.address == address and one.when > now - _HOUR]
+        recent = [when for place, when in self._unused.values() if place == address and when > now - _HOUR]
         if len(recent) >= MOST_PER_ADDRESS:
             wait = b"%d" % max(1, int(recent[0] + _HOUR - now))
             text = "Too many clients were registered from your address and not used. Try again later."
             raise OAuthError("temporarily_unavailable", text, status=429, headers=[(b"retry-after", wait)])
         if len(self._unused) >= MOST_UNUSED:
             await self._forget_one()
-        self._unused[key] = _Unused(address, now)
+        self._unused[key] = address, now
         await self._store.put(f"new-client:{key}", msgspec.json.encode(client), ttl=UNUSED_SECONDS)
-
-    async def keep(self, client_id: str) -> None:
-        """Extend the lifetime of a client that was given a token."""
-        key = digest(client_id)
-        if await self._store.touch(f"client:{key}", ttl=KEEP_SECONDS):
-            return
-        record = await self._store.get(f"new-client:{key}")
-        if record is not None:
-            await self._store.put(f"client:{key}", record, ttl=KEEP_SECONDS)
-            await self._store.delete(f"new-client:{key}")
-            self._unused.pop(key, None)
 
     async def _forget_one(self) -> None:
         """Delete the oldest unused client of the address that has the most unused clients."""
-        ((address, _),) = Counter(one.address for one in self._unused.values()).most_common(1)
-        oldest = next(key for key, one in self._unused.items() if one.address == address)
+        ((address, _),) = Counter(place for place, _ in self._unused.values()).most_common(1)
+        oldest = next(key for key, (place, _) in self._unused.items() if place == address)
         del self._unused[oldest]
         await self._store.delete(f"new-client:{oldest}")
+
+
+class _Description(msgspec.Struct):
+    """The facts that a client states about itself, except its redirect URIs."""
+
+    client_name: str = ""
+    grant_types: tuple[str, ...] = ("authorization_code",)
+    dpop_bound_access_tokens: bool = False
+
+
+def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
+    """Return the client that `metadata` describes; raise OAuthError if the metadata is not acceptable."""
+    try:
+        uris = msgspec.convert(metadata.get("redirect_uris"), tuple[str, ...])
+    except msgspec.ValidationError:
+        uris = ()
+    if not 0 < len(uris) <= _MOST_URIS or not all(map(is_safe_url, uris)):
+        text = "redirect_uris must be https URLs, or http URLs of the user's own machine."
+        raise OAuthError("invalid_redirect_uri", text)
+    try:
+        said = msgspec.convert(metadata, _Description)
+    except msgspec.ValidationError as error:
+        raise _unacceptable(f"{error}.") from None
+    if len(said.client_name) > _MOST_TEXT or not said.client_name.isprintable():
+        raise _unacceptable(f"client_name must be text of at most {_MOST_TEXT} characters.")
+    if "authorization_code" not in said.grant_types:
+        raise _unacceptable("grant_types must contain authorization_code, and may contain refresh_token.")
+    return RegisteredClient(
+        client_id=client_id,
+        redirect_uris=uris,
+        client_name=said.client_name,
+        grant_types=tuple(grant for grant in _GRANTS if grant in said.grant_types),
+        dpop_bound_access_tokens=said.dpop_bound_access_tokens,
+    )
+
+
+def _unacceptable(text: str) -> OAuthError:
+    return OAuthError("invalid_client_metadata", text)

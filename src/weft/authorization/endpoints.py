@@ -14,6 +14,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, urlencode, urlsplit
@@ -23,7 +24,7 @@ import msgspec
 from weft.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, RegisteredClient
 from weft.authorization.grants import IssuedGrant, Pending, TokenAnswer
 from weft.authorization.users import CLIENT_ASSERTION, ID_JAG, WORKLOAD_TOKEN, TooManyTries, TrustedIssuer
-from weft.authorization.web import OAuthError, WebRequest, WebResponse, digest, json_answer, redirect
+from weft.authorization.web import OAuthError, WebRequest, WebResponse, digest, json_answer, need, redirect
 from weft.net.hosts import is_loopback
 from weft.net.urls import same_url
 from weft.server.auth.dpop import Proof, ProofRefused, Proofs, bound_key
@@ -64,7 +65,7 @@ class AuthorizeEndpoint:
         try:
             fields = request.query
         except OAuthError as error:
-            return error_page(error.description)
+            return error_page(str(error))
         client = await self._server.clients.find(fields.get("client_id", ""))
         if client is None:
             return error_page("This authorization server does not know the client.")
@@ -80,16 +81,13 @@ class AuthorizeEndpoint:
         answer = consent_page(pending, self._server.grants.seal(pending, browser), self._path)
         secure = "; Secure" if self._is_secure else ""
         cookie = f"{self._cookie}={browser}; Path=/; Max-Age=3600; HttpOnly; SameSite=Lax{secure}"
-        answer.headers = [*answer.headers, (b"set-cookie", cookie.encode())]
-        return answer
+        return replace(answer, headers=[*answer.headers, (b"set-cookie", cookie.encode())])
 
     def _read(self, fields: dict[str, str], client: RegisteredClient, uri: str) -> Pending:
         state = fields.get("state")
         if state is not None and len(state) > _MOST_STATE:
             raise OAuthError("invalid_request", f"state has at most {_MOST_STATE} characters.")
-        if not fields.get("response_type"):
-            raise OAuthError("invalid_request", "The parameter response_type is missing.")
-        if fields["response_type"] != "code":
+        if need(fields, "response_type") != "code":
             raise OAuthError("unsupported_response_type", "response_type is code.")
         if fields.get("code_challenge_method") != "S256" or not _32_BYTES.fullmatch(fields.get("code_challenge", "")):
             raise OAuthError("invalid_request", "PKCE is required: send a code_challenge with method S256.")
@@ -119,7 +117,7 @@ class AuthorizeEndpoint:
         try:
             fields = await request.form()
         except OAuthError as error:
-            return error_page(error.description, error.status)
+            return error_page(str(error), error.status)
         sealed = fields.get("request", "")
         pending = self._server.grants.open(sealed, request.cookie(self._cookie) or "")
         if pending is None:
@@ -145,10 +143,10 @@ class AuthorizeEndpoint:
         A configured client, or a client on the user's own machine, gets a redirect. For any other client the user has
         to click on a link: otherwise clients that describe themselves could misuse this server as an open redirector.
         """
-        place = self._way_back(uri, state, error=error.error, error_description=error.description)
+        place = self._way_back(uri, state, error=error.error, error_description=str(error))
         if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
             return redirect(place)
-        return error_page(f"The request of the client is not valid: {error.description}", way_back=place)
+        return error_page(f"The request of the client is not valid: {error}", way_back=place)
 
     def _way_back(self, uri: str, state: str | None, **fields: str) -> str:
         fields["iss"] = self._server.issuer
@@ -229,51 +227,6 @@ def _page(status: int, title: str, body: str, form_action: str, reason: str) -> 
 # --- authentication of clients
 
 
-class ClientAuthentication:
-    """Finds the client of a request, and checks its secret or its key. Public clients have neither."""
-
-    def __init__(self, server: AuthorizationServer) -> None:
-        self._clients = server.clients
-        self._assertions = server.assertions
-        self._keys = {client.client_id: KeySet(None, client.keys) for client in server.clients.known if client.keys}
-
-    async def find(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
-        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
-        client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
-        basic = _read_basic(request.headers.get(b"authorization"))
-        if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
-            raise OAuthError("invalid_request", "The client must authenticate in one way only.")
-        if assertion is not None:
-            if "client_assertion_type" not in fields:
-                raise OAuthError("invalid_request", f"client_assertion_type must be {_ASSERTION_TYPE}.")
-            if fields["client_assertion_type"] != _ASSERTION_TYPE:  # not supported (RFC 6749, 5.2)
-                raise _not_authenticated(f"client_assertion_type must be {_ASSERTION_TYPE}.")
-            return await self._find_by_assertion(client_id, assertion)
-        if basic is not None:
-            client_id, secret = basic
-        client = await self._clients.find(client_id or "")
-        if client is None or not client.has_secret(secret):
-            raise _not_authenticated("The client is not known, or not authenticated.", challenged=basic is not None)
-        return client
-
-    async def _find_by_assertion(self, client_id: str | None, assertion: str) -> RegisteredClient:
-        named = read_issuer(assertion) or ""
-        keys = self._keys.get(named)
-        client = None if keys is None else await self._clients.find(named)
-        if keys is None or client is None or client_id not in (None, named):
-            raise _not_authenticated("The client is not known, or not authenticated.")
-        try:
-            claims = await self._assertions.read(
-                assertion, CLIENT_ASSERTION, issuer=named, keys=keys, algorithms=DEFAULT_ALGORITHMS
-            )
-            if claims["sub"] != named:
-                raise TokenRefused("The client assertion is about another client.")
-            await self._assertions.use(claims, CLIENT_ASSERTION)
-        except TokenRefused as error:
-            raise _not_authenticated(f"The client is not authenticated: {error}") from None
-        return client
-
-
 def _not_authenticated(text: str, *, challenged: bool = False) -> OAuthError:
     return OAuthError("invalid_client", text, status=401, headers=_BASIC if challenged else [])
 
@@ -310,24 +263,22 @@ class _TokenForm(msgspec.Struct, frozen=True):
         """The thumbprint of the key to bind tokens to, or "" for tokens that are not bound."""
         return "" if self.proof is None else self.proof.key
 
-    def need(self, name: str) -> str:
-        """Return a required parameter; raise OAuthError if it is missing."""
-        value = self.fields.get(name, "")
-        if not value:
-            raise OAuthError("invalid_request", f"The parameter {name} is missing.")
-        return value
-
 
 _Redeem = Callable[[_TokenForm], Awaitable[TokenAnswer]]
 
 
 class TokenEndpoint:
-    """The token endpoint: issues access tokens for codes, refresh tokens, client credentials and assertions."""
+    """The endpoints that clients call: token and introspection.
 
-    def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
+    The token endpoint issues access tokens for codes, refresh tokens, client credentials and assertions. The
+    introspection endpoint (RFC 7662) tells a resource server whether a token is valid.
+    """
+
+    def __init__(self, server: AuthorizationServer) -> None:
         self._server = server
-        self._authentication = authentication
+        self._keys = {client.client_id: KeySet(None, client.keys) for client in server.clients.known if client.keys}
         self._proofs = Proofs(server.dpop, server)
+        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
         ways: dict[str, _Redeem] = {
             "authorization_code": self._redeem_code,
             "refresh_token": self._redeem_refresh,
@@ -339,21 +290,57 @@ class TokenEndpoint:
     async def answer(self, request: WebRequest) -> WebResponse:
         """Answer a token request with tokens; raise OAuthError if the request is refused."""
         fields = await request.form()
-        client = await self._authentication.find(request, fields)
-        kind = fields.get("grant_type")
-        if not kind:
-            raise OAuthError("invalid_request", "The parameter grant_type is missing.")
+        client = await self._find_client(request, fields)
+        kind = need(fields, "grant_type")
         if kind not in self._ways:
             raise OAuthError("unsupported_grant_type", f"grant_type must be {' or '.join(self._ways)}.")
         if kind not in client.grant_types:
             raise OAuthError("unauthorized_client", "The client is not registered for this grant_type.")
         try:
             answer = await self._ways[kind](_TokenForm(client, fields, self._read_proof(request, client)))
+        except TokenRefused as error:
+            raise OAuthError("invalid_grant", str(error)) from None
         except ProofRefused as error:
             nonce = [] if error.nonce is None else [(b"dpop-nonce", error.nonce.encode())]
             raise OAuthError(error.error, str(error), headers=nonce) from None
         await self._server.clients.keep(client)
         return json_answer(answer, headers=[(b"pragma", b"no-cache")])
+
+    async def _find_client(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
+        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
+        client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
+        basic = _read_basic(request.headers.get(b"authorization"))
+        if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
+            raise OAuthError("invalid_request", "The client must authenticate in one way only.")
+        if assertion is not None:
+            if "client_assertion_type" not in fields:
+                raise OAuthError("invalid_request", f"client_assertion_type must be {_ASSERTION_TYPE}.")
+            if fields["client_assertion_type"] != _ASSERTION_TYPE:  # not supported (RFC 6749, 5.2)
+                raise _not_authenticated(f"client_assertion_type must be {_ASSERTION_TYPE}.")
+            return await self._find_by_assertion(client_id, assertion)
+        if basic is not None:
+            client_id, secret = basic
+        client = await self._server.clients.find(client_id or "")
+        if client is None or not client.has_secret(secret):
+            raise _not_authenticated("The client is not known, or not authenticated.", challenged=basic is not None)
+        return client
+
+    async def _find_by_assertion(self, client_id: str | None, assertion: str) -> RegisteredClient:
+        named = read_issuer(assertion) or ""
+        keys = self._keys.get(named)
+        client = None if keys is None else await self._server.clients.find(named)
+        if keys is None or client is None or client_id not in (None, named):
+            raise _not_authenticated("The client is not known, or not authenticated.")
+        try:
+            claims = await self._server.assertions.read(
+                assertion, CLIENT_ASSERTION, issuer=named, keys=keys, algorithms=DEFAULT_ALGORITHMS
+            )
+            if claims["sub"] != named:
+                raise TokenRefused("The client assertion is about another client.")
+            await self._server.assertions.use(claims, CLIENT_ASSERTION)
+        except TokenRefused as error:
+            raise _not_authenticated(f"The client is not authenticated: {error}") from None
+        return client
 
     def _read_proof(self, request: WebRequest, client: RegisteredClient) -> Proof | None:
         """Return the DPoP proof of a request, or None if the request has none and needs none.
@@ -375,7 +362,7 @@ class TokenEndpoint:
             await self._proofs.use(form.proof)
 
     async def _redeem_code(self, form: _TokenForm) -> TokenAnswer:
-        code, verifier = form.need("code"), form.need("code_verifier")
+        code, verifier = need(form.fields, "code"), need(form.fields, "code_verifier")
         grant = await self._server.grants.read_code(code)
         made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
         if (
@@ -396,7 +383,7 @@ class TokenEndpoint:
 
         The refresh token is used up only after all checks, so that a client whose request was refused can try again.
         """
-        token, grants = form.need("refresh_token"), self._server.grants
+        token, grants = need(form.fields, "refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
             await grants.end(grant.family)
@@ -413,22 +400,19 @@ class TokenEndpoint:
 
     async def _redeem_assertion(self, form: _TokenForm) -> TokenAnswer:
         """Issue a token for an assertion: by a platform about the client, or by an identity provider about a user."""
-        assertion = form.need("assertion")
+        assertion = need(form.fields, "assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
-        try:
-            if issuer is None:
-                raise TokenRefused("The issuer of the token is not trusted here.")
-            kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
-            claims = await self._server.assertions.read(
-                assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
-            )
-            if issuer.workloads is None:
-                return await self._grant_user(form, issuer, claims)
-            if issuer.workloads.get(claims["sub"]) == form.client.client_id:
-                return await self._grant_client(form)
+        if issuer is None:
+            raise TokenRefused("The issuer of the token is not trusted here.")
+        kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
+        claims = await self._server.assertions.read(
+            assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
+        )
+        if issuer.workloads is None:
+            return await self._grant_user(form, issuer, claims)
+        if issuer.workloads.get(claims["sub"]) != form.client.client_id:
             raise TokenRefused("The token is about another client.")
-        except TokenRefused as error:
-            raise OAuthError("invalid_grant", str(error)) from None
+        return await self._grant_client(form)
 
     async def _grant_user(self, form: _TokenForm, issuer: TrustedIssuer, claims: Mapping[str, Any]) -> TokenAnswer:
         """Issue a token for an ID-JAG.
@@ -511,30 +495,20 @@ class TokenEndpoint:
             raise OAuthError("invalid_scope", "The request has scopes that were not granted.")
         return asked or left
 
-
-class IntrospectionEndpoint:
-    """The introspection endpoint (RFC 7662): tells a resource server whether a token is valid."""
-
-    def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
-        self._server = server
-        self._authentication = authentication
-        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
-
-    async def answer(self, request: WebRequest) -> WebResponse:
+    async def introspect(self, request: WebRequest) -> WebResponse:
         """Return whether the token in the request is valid, and its claims.
 
         Raises OAuthError if the client may not ask about tokens.
         """
         fields = await request.form()
-        client = await self._authentication.find(request, fields)
+        client = await self._find_client(request, fields)
         if not client.introspects:
             text = "The client may not ask about tokens: name its resources in RegisteredClient(introspects=...)."
             raise OAuthError("unauthorized_client", text, status=403)
-        if not fields.get("token"):
-            raise OAuthError("invalid_request", "The parameter token is missing.")
+        token = need(fields, "token")
         audiences = [found for url in client.introspects if (found := self._server.find_resource(url)) is not None]
         try:
-            info = await self._verifier.bind(audiences)(fields["token"])
+            info = await self._verifier.bind(audiences)(token)
         except TokenRefused:
             info = None
         if info is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -40,33 +41,29 @@ _SEAL_BYTES = 64 * 1024
 TokenAnswer: TypeAlias = dict[str, object]
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """An authorization request that the user has not decided yet."""
+class _Rights(msgspec.Struct, frozen=True, kw_only=True):
+    """The rights of a client, which a user is asked for or has granted, or which a program has."""
 
     client_id: str
-    client_name: str
-    redirect_uri: str
-    state: str | None
-    challenge: str
     scopes: tuple[str, ...]
     resource: str
-    jkt: str = ""  # thumbprint of the key that the code is bound to (RFC 9449, 10), if any
-
-
-class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights that a user has granted to a client, or the rights of a program.
-
-    `family` identifies the login of a user. It is empty if there was no login.
-    """
-
-    client_id: str
-    subject: str
-    scopes: tuple[str, ...]
-    resource: str
-    family: str = ""
     redirect_uri: str = ""
     challenge: str = ""  # the PKCE challenge of a code; empty for refresh tokens
     jkt: str = ""  # thumbprint of the key that the code, or the refresh token of a public client, is bound to
+
+
+class Pending(_Rights, frozen=True, kw_only=True):
+    """An authorization request that the user has not decided yet."""
+
+    client_name: str
+    state: str | None
+
+
+class IssuedGrant(_Rights, frozen=True, kw_only=True):
+    """The rights that a user has granted to a client, or the rights of a program."""
+
+    subject: str
+    family: str = ""  # identifies the login of the user; empty if there was no login
 
 
 class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,90 +75,57 @@ class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     answer: str = ""  # the response to that request, encrypted with the token itself
 
 
+@dataclass(slots=True)
 class Grants:
     """Issues and redeems codes and refresh tokens, which are kept in a store."""
 
-    def __init__(
-        self,
-        store: Store,
-        ring: KeyRing,
-        refresh_seconds: float,
-        *,
-        grace_seconds: float,
-        access_seconds: float,
-    ) -> None:
-        self._store = store
-        self._ring = ring
-        self._refresh_seconds = refresh_seconds
-        self._grace_seconds = grace_seconds
-        self._ended_seconds = (
-            access_seconds + 2 * LEEWAY
-        )  # after this time all access tokens of an ended family have expired
-
-    # Requests that wait for the decision of their user.
+    store: Store
+    ring: KeyRing  # encrypts the requests in login pages
+    refresh_seconds: float
+    _: KW_ONLY
+    grace_seconds: float
+    access_seconds: float
 
     def seal(self, pending: Pending, browser: str) -> str:
         """Encrypt a pending request. Only the browser with the cookie value `browser` can send it back."""
         expires = int(time.time() + _WAIT_SECONDS)
-        return self._ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
+        return self.ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
 
     def open(self, sealed: str, browser: str) -> Pending | None:
         """Decrypt the pending request in a login page; None if it is bound to another browser or too old."""
         try:
-            payload = self._ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
+            payload = self.ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
         except StateRefused:
             return None
         return msgspec.json.decode(payload, type=Pending)
 
     async def decide(self, sealed: str) -> bool:
         """Record that the user has allowed a request; return False if the user had allowed it before."""
-        return await self._store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
-
-    # Codes and refresh tokens.
+        return await self.store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
 
     async def begin(self, pending: Pending, subject: str) -> str:
         """Start a family for a request that the user `subject` has allowed, and return the authorization code."""
         family = secrets.token_urlsafe(16)
-        await self._store.put(f"family:{family}", b"1", ttl=self._refresh_seconds)
-        grant = IssuedGrant(
-            family=family,
-            client_id=pending.client_id,
-            subject=subject,
-            scopes=pending.scopes,
-            resource=pending.resource,
-            redirect_uri=pending.redirect_uri,
-            challenge=pending.challenge,
-            jkt=pending.jkt,
-        )
-        return await self._issue("code", grant, CODE_SECONDS)
+        await self.store.put(f"family:{family}", b"1", ttl=self.refresh_seconds)
+        rights: dict[str, Any] = {name: getattr(pending, name) for name in _Rights.__struct_fields__}
+        return await self._issue("code", IssuedGrant(**rights, subject=subject, family=family), CODE_SECONDS)
 
     async def read_code(self, code: str) -> IssuedGrant:
-        """Return the grant of a code without using the code up. Raises OAuthError if the code is not valid.
-
-        If the code was used before, its family is ended.
-        """
-        kept = (await self._find("code", code))[2]
-        if kept.used_at:
-            await self.end(kept.grant.family)
-            raise _refusal("code")
-        return kept.grant
+        """Return the grant of a code without using the code up. Raises OAuthError if the code is not valid."""
+        return (await self._find("code", code))[2].grant
 
     async def redeem_code(self, code: str) -> IssuedGrant:
-        """Use a code up, and return its grant. Raises OAuthError if the code is not valid.
-
-        If the code was used before, its family is ended.
-        """
+        """Use a code up, and return its grant. Raises OAuthError if the code is not valid."""
         key, record, kept = await self._find("code", code)
         used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
-        if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
-            await self.end(kept.grant.family)
-            raise _refusal("code")
+        if not await self.store.swap(key, record, used, ttl=self.refresh_seconds):
+            await self.end(kept.grant.family)  # another request has used it in the meantime
         await self._check_family("code", kept.grant)  # the family may have ended in the meantime
         return kept.grant
 
     async def refresh(self, grant: IssuedGrant) -> str:
         """Issue a refresh token for a grant, and return the token."""
-        return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
+        return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self.refresh_seconds)
 
     async def read_refresh(self, token: str) -> IssuedGrant:
         """Return the grant of a refresh token without using the token up. The token may have been used before.
@@ -183,13 +147,13 @@ class Grants:
         if not kept.used_at:
             answer = await make()
             used = _StoredGrant(grant=kept.grant, used_at=time.time(), asked=asked, answer=_seal(token, asked, answer))
-            if await self._store.swap(key, record, msgspec.json.encode(used), ttl=self._refresh_seconds):
-                await self._store.touch(f"family:{kept.grant.family}", ttl=self._refresh_seconds)
+            if await self.store.swap(key, record, msgspec.json.encode(used), ttl=self.refresh_seconds):
+                await self.store.touch(f"family:{kept.grant.family}", ttl=self.refresh_seconds)
                 await self._check_family("refresh", kept.grant)  # the family may have ended in the meantime
                 return answer
             await self._forget(answer)
             _, _, kept = await self._find("refresh", token)
-        if time.time() - kept.used_at >= self._grace_seconds:
+        if time.time() - kept.used_at >= self.grace_seconds:
             await self.end(kept.grant.family)
             raise _refusal("refresh")
         told = _unseal(token, asked, kept.answer) if kept.asked == asked else None
@@ -199,47 +163,52 @@ class Grants:
 
     async def end(self, family: str) -> None:
         """End a family: its codes, refresh tokens and access tokens become invalid."""
-        await self._store.put(f"ended:{family}", b"1", ttl=self._ended_seconds)
-        await self._store.delete(f"family:{family}")
+        # After this time, all access tokens of the family have expired.
+        await self.store.put(f"ended:{family}", b"1", ttl=self.access_seconds + 2 * LEEWAY)
+        await self.store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
         """Return True if a family has ended, as long as one of its access tokens may not have expired yet."""
-        return await self._store.get(f"ended:{family}") is not None
+        return await self.store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
         secret = secrets.token_urlsafe(32)
-        await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(_StoredGrant(grant=grant)), ttl=seconds)
+        await self.store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(_StoredGrant(grant=grant)), ttl=seconds)
         return secret
 
     async def _forget(self, answer: TokenAnswer) -> None:
         """Delete the new refresh token in `answer`, a response that is not sent."""
         token = answer.get("refresh_token")
         if isinstance(token, str):
-            await self._store.delete(f"refresh:{digest(token)}")
+            await self.store.delete(f"refresh:{digest(token)}")
 
     async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _StoredGrant]:
         """Return the store key, the record and the decoded record of a code or a refresh token.
 
-        Raises OAuthError if there is no such record, or if its family has ended.
+        Raises OAuthError if there is no such record, or if its family has ended. A code that was used before ends its
+        family.
         """
         key = f"{kind}:{digest(secret)}"
-        record = await self._store.get(key)
+        record = await self.store.get(key)
         if record is None:
             raise _refusal(kind)
         kept = msgspec.json.decode(record, type=_StoredGrant)
+        if kind == "code" and kept.used_at:
+            await self.end(kept.grant.family)
         await self._check_family(kind, kept.grant)
         return key, record, kept
 
     async def _check_family(self, kind: str, grant: IssuedGrant) -> None:
-        if await self._store.get(f"family:{grant.family}") is None:
+        if await self.store.get(f"family:{grant.family}") is None:
             raise _refusal(kind)
 
 
 def _seal(token: str, asked: str, answer: TokenAnswer) -> str:
     """Encrypt the response to a refresh request. The key is the used refresh token, which is not in the store."""
-    ring = KeyRing([token])
     expires = int(time.time()) + _SEAL_SECONDS
-    return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
+    return KeyRing([token]).seal(
+        msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES
+    )
 
 
 def _unseal(token: str, asked: str, sealed: str) -> TokenAnswer | None:

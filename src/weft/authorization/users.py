@@ -15,10 +15,12 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -76,10 +78,8 @@ def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
     except ValueError:
         salt, known = b"", b""
     if not salt or len(known) != _COST["dklen"]:
-        raise UsageError(
-            f"users= has a text for {name!r} that begins with {_PREFIX}, but was not made by hash_password. Was it cut "
-            "off?"
-        )
+        what = f"users= has a text for {name!r} that begins with {_PREFIX}"
+        raise UsageError(f"{what}, but was not made by hash_password. Was it cut off?")
     return salt, known
 
 
@@ -104,13 +104,8 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
     if isinstance(said, str):
         return said or None
     if said:  # such as True
-        _seldom.warning(
-            "The function that %s returned something of type %s, so the login was refused. Return the subject of the "
-            "tokens as text, or None.",
-            what,
-            type(said).__name__,
-            about=f"{what} {type(said).__name__}",
-        )
+        told = f"The function that {what} returned something of type {type(said).__name__}, so the login was refused."
+        _seldom.warning("%s Return the subject of the tokens as text, or None.", told, about=told)
     return None
 
 
@@ -121,22 +116,16 @@ class Users:
         self._store = store
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._waiting: Counter[str] = Counter()  # number of waiting checks, by address
-        self._login: Login | None = None
-        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and hash of the password, by name
-        if users is None:
-            return
-        if isinstance(users, Mapping):
-            passwords = cast("Mapping[str, str]", users)
-            if not passwords or not all(passwords.values()):
-                raise UsageError(
-                    "users= must be a dictionary from names to passwords (or hash_password(...) of them), and none may "
-                    "be empty. Leave users= out if no users log in."
-                )
-            self._hashes = {name: _read_password(name, word) for name, word in passwords.items()}
-        elif is_async(users):
-            self._login = users
-        else:
-            raise UsageError("users= must be a dictionary of passwords, or an async function of a name and a password.")
+        passwords = cast("Mapping[str, str]", users if isinstance(users, Mapping) else {})
+        self._login = None if users is None or isinstance(users, Mapping) else users
+        is_right = is_async(self._login) if self._login is not None else passwords and all(passwords.values())
+        if users is not None and not is_right:
+            raise UsageError(
+                "users= must be a dictionary from names to passwords, of which none is empty, or an async function of "
+                "a name and a password. Leave it out if no users log in."
+            )
+        # Salt and hash of the password, by name.
+        self._hashes = {name: _read_password(name, word) for name, word in passwords.items()}
 
     async def check(self, name: str, password: str, address: str = "") -> str | None:
         """Check a password; return the subject of the user, or None if the name or the password is wrong.
@@ -214,6 +203,7 @@ class Users:
 
 
 _MOST_TEXT = 512  # longest `jti` or `sub`, in characters
+_STORABLE = re.compile(rf"[^\ud800-\udfff]{{1,{_MOST_TEXT}}}")  # text without lone surrogates
 
 
 class AssertionKind(msgspec.Struct, frozen=True):
@@ -262,9 +252,7 @@ class TrustedIssuer:
         subject: Callable[[Mapping[str, Any]], Awaitable[str | None]] | None = None,
     ) -> None:
         if workloads is not None and (not workloads or subject is not None):
-            raise UsageError(
-                "workloads= must be a dictionary from the `sub` of each program to its client id, without subject=."
-            )
+            raise UsageError("workloads= must map from the `sub` of each program to its client id, without subject=.")
         if subject is not None and not is_async(subject):
             raise UsageError("subject= must be an async function that takes claims and returns a subject, or None.")
         self.issuer = issuer
@@ -283,12 +271,12 @@ class TrustedIssuer:
         return await ask_function("returns the subject of an ID-JAG", self._subject, claims)
 
 
+@dataclass(frozen=True, slots=True)
 class Assertions:
     """Verifies assertions that are made for this authorization server, and records which ones were used."""
 
-    def __init__(self, store: Store, audience: str) -> None:
-        self._store = store
-        self._audience = audience  # the issuer URL of this server
+    store: Store
+    audience: str  # the issuer URL of this server
 
     async def read(
         self, text: str, kind: AssertionKind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
@@ -304,7 +292,7 @@ class Assertions:
                 kind=(kind.name, kind.types),
                 algorithms=algorithms,
                 issuer=issuer,
-                audiences=[self._audience, *([f"{self._audience}/token"] if kind.is_for_endpoint else [])],
+                audiences=[self.audience, *([f"{self.audience}/token"] if kind.is_for_endpoint else [])],
                 required=["iss", "sub", "aud", "exp", *kind.required],
                 leeway=LEEWAY,
             )
@@ -314,7 +302,8 @@ class Assertions:
             raise TokenRefused(f"The {kind.name} has more than one audience, and another one could have sent it.")
         if int(claims["exp"]) - time.time() > kind.most_seconds + LEEWAY:
             raise TokenRefused(f"The {kind.name} does not expire within {kind.most_seconds:g} s, as it should.")
-        if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
+        names: list[Any] = [claims["sub"], claims.get("jti", "x")]
+        if not all(isinstance(name, str) and _STORABLE.fullmatch(name) for name in names):
             raise TokenRefused(f"The `sub` and `jti` of a {kind.name} must be text of 1 to {_MOST_TEXT} characters.")
         return claims
 
@@ -323,12 +312,5 @@ class Assertions:
         # Stored longer than the assertion is valid, because the clock of another worker may be slow.
         seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
-        if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
+        if not await self.store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
             raise TokenRefused(f"The {kind.name} was used before; each can be used only once.")
-
-
-def _is_text(value: object) -> bool:
-    """Return whether a claim is text that can be stored: not empty, not too long, and without lone surrogates."""
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
-        return False
-    return not any("\ud800" <= character <= "\udfff" for character in value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -31,19 +32,18 @@ class OAuthError(WeftError):
     def __init__(self, error: str, description: str, *, status: int = 400, headers: RawHeaders = ()) -> None:
         super().__init__(description)
         self.error = error
-        self.description = description
         self.status = status
         self.headers = headers
 
 
+@dataclass(frozen=True, slots=True)
 class WebResponse:
-    """A complete HTTP response. `reason` says why a request was refused, for the log; it contains no secrets."""
+    """A complete HTTP response."""
 
-    def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = (), *, reason: str = "") -> None:
-        self.status = status
-        self.reason = reason
-        self.body = body
-        self.headers: Sequence[tuple[bytes, bytes]] = headers
+    status: int
+    body: bytes
+    headers: RawHeaders
+    reason: str = ""  # why the request was refused, for the log; it contains no secrets
 
     async def send(self, send: Send) -> None:
         """Send the response."""
@@ -52,18 +52,15 @@ class WebResponse:
         await send({"type": "http.response.body", "body": self.body})
 
 
-def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -> WebResponse:
+def json_answer(document: object, status: int = 200, headers: RawHeaders = (), reason: str = "") -> WebResponse:
     """Return a JSON response that must not be cached."""
-    return WebResponse(
-        status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers]
-    )
+    all_headers = [(b"content-type", b"application/json"), _NO_STORE, *headers]
+    return WebResponse(status, msgspec.json.encode(document), all_headers, reason)
 
 
-def error_answer(error: str, description: str, status: int, headers: RawHeaders = ()) -> WebResponse:
+def error_answer(error: str, text: str, status: int, headers: RawHeaders = ()) -> WebResponse:
     """Return an error response (RFC 6749, 5.2)."""
-    answer = json_answer({"error": error, "error_description": description}, status, headers)
-    answer.reason = description
-    return answer
+    return json_answer({"error": error, "error_description": text}, status, headers, reason=text)
 
 
 def redirect(url: str) -> WebResponse:
@@ -84,6 +81,13 @@ def read_fields(data: bytes) -> dict[str, str]:
             raise OAuthError("invalid_target", "A token is for one resource: send `resource` only once.")
         raise OAuthError("invalid_request", "A parameter occurs more than once.")
     return fields
+
+
+def need(fields: Mapping[str, str], name: str) -> str:
+    """Return a required parameter; raise OAuthError if it is missing."""
+    if not fields.get(name):
+        raise OAuthError("invalid_request", f"The parameter {name} is missing.")
+    return fields[name]
 
 
 class WebRequest:
@@ -124,21 +128,18 @@ class WebRequest:
             raise OAuthError("invalid_request", f"The body must be {kind.decode()}.", status=415)
 
     async def _body(self) -> bytes:
+        body, has_more = b"", True
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                return await self._whole_body()
+                while has_more:
+                    message = await self._receive()
+                    body += message.get("body", b"")
+                    if len(body) > _MOST_BYTES:
+                        raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
+                    if message["type"] == "http.disconnect":  # the first part of a form may look like a complete form
+                        raise OAuthError("invalid_request", "The body ended before it was complete.")
+                    has_more = message.get("more_body", False)
         except TimeoutError:
             text = f"The body did not arrive within {_BODY_SECONDS:g} s."
             raise OAuthError("invalid_request", text, status=408) from None
-
-    async def _whole_body(self) -> bytes:
-        body: bytes = b""
-        while True:
-            message = await self._receive()
-            body += message.get("body", b"")
-            if len(body) > _MOST_BYTES:
-                raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
-            if message["type"] == "http.disconnect":  # the first part of a form may look like a complete form
-                raise OAuthError("invalid_request", "The body ended before it was complete.")
-            if not message.get("more_body", False):
-                return body
+        return body

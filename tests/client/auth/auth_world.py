@@ -7,13 +7,14 @@ request that is refused.
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
-from weft.client.auth import FunctionRedirect, OAuth
+from weft.client.auth import ClientCredentials, EnterpriseManaged, FunctionRedirect, OAuth, WorkloadIdentity
 from weft.client.auth.ports import AuthPorts, LoginContext
 from weft.net.fetch import HttpAnswer, HttpRequest
 
@@ -75,10 +76,6 @@ class World:
         except StopIteration as end:
             return end.value
         raise AssertionError("it waits")
-
-    def follow(self, steps: Any) -> Any:
-        """What comes of steps that yield requests."""
-        return self.run(lambda context: context.run(steps))
 
     async def get(self, key: str) -> bytes | None:
         return self.kept.get(key)
@@ -154,6 +151,29 @@ class World:
         yield fetch
 
 
+def at(clock: Any, made: Any) -> Any:
+    made._clock = clock
+    return made
+
+
+def CodeFlow(registration, *, clock=time.time, **options):
+    made = at(clock, OAuth(**options))
+    made._registration = registration
+    return made
+
+
+def ClientCredentialsFlow(client_id, client_secret=None, *, key=None, clock=time.time, **options):
+    return at(clock, ClientCredentials(client_id, client_secret=client_secret, private_key=key, **options))
+
+
+def WorkloadFlow(client_id, *, assertion, clock=time.time):
+    return at(clock, WorkloadIdentity(client_id, assertion))
+
+
+def EnterpriseFlow(client_id, client_secret, *, provider, clock=time.time):
+    return at(clock, EnterpriseManaged(client_id, provider, client_secret=client_secret))
+
+
 def refusal(status: int = 401, challenge: str = "Bearer", **headers: str):
     return SimpleNamespace(status=status, headers={"WWW-Authenticate": challenge, **headers})
 
@@ -179,7 +199,7 @@ class Person:
 def oauth(world: World, person: Person, storage=None, now: list[float] | None = None) -> OAuth:
     made = OAuth(redirect=FunctionRedirect(person, REDIRECT), fetcher=world, storage=storage)
     if now is not None:
-        made._clock = made._grant.clock = lambda: now[0]
+        made._clock = lambda: now[0]
     return made
 
 

@@ -10,7 +10,7 @@ from auth_world import AS, ISSUER, PRM, SERVER, TOKEN, Person, World, go, json_r
 
 from weft.client.auth import BearerToken, ClientCredentials, MemoryStorage, as_auth
 from weft.client.auth.authorizer import Authorizer
-from weft.client.auth.grants import server_key, token_key
+from weft.client.auth.tokens import server_key, token_key
 from weft.client.connection.transport import Refused
 from weft.errors import AuthorizationFailed, UsageError
 
@@ -532,7 +532,7 @@ async def test_a_program_does_not_fetch_metadata_with_every_token():
         {"access_token": f"t{next(answers)}", "token_type": "Bearer", "expires_in": 2}
     )
     auth = ClientCredentials("robot", client_secret="s", fetcher=world)
-    auth._clock = auth._grant.clock = lambda: now[0]
+    auth._clock = lambda: now[0]
     await go(auth)
     assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t1"
     world.requests.clear()

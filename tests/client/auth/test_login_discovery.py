@@ -17,7 +17,7 @@ from weft.net.fetch import FetchFailed, HttpAnswer
 
 
 def find(world: World, challenge: Challenge | None = None, server: str = SERVER):
-    return world.follow(discover(server, challenge or Challenge(), []))
+    return world.run(discover, challenge or Challenge(), server=server)
 
 
 # --- WWW-Authenticate

@@ -5,17 +5,19 @@ import hashlib
 import json
 
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, CodeFlow, World, json_response, metadata, prm
 
+from weft.client.auth import OAuth
+from weft.client.auth.authorizer import ServerState as TokenRequest
 from weft.client.auth.discovery import Challenge, Registration
-from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token, token_key
-from weft.client.auth.tokens import Issuer, Token
+from weft.client.auth.logins import read_redirect
+from weft.client.auth.tokens import Issuer, Token, recall_token, token_key
 from weft.errors import AuthorizationFailed
 
 TOKEN = f"{ISSUER}/token"
 
 
-def flow(**options) -> CodeFlow:
+def flow(**options) -> OAuth:
     registration = {name: options.pop(name) for name in list(options) if name in Registration.__dataclass_fields__}
     return CodeFlow(Registration(**registration), clock=lambda: NOW, **options)
 
@@ -375,8 +377,8 @@ def test_an_answer_that_says_something_twice_is_discarded(query, must_say):
     """Two parsers may take different ones of two; a parameter comes once (RFC 6749, 3.1)."""
     issuer = Issuer(ISSUER, authorization_response_iss_parameter_supported=must_say)
     with pytest.raises(AuthorizationFailed):
-        read_redirect(f"{REDIRECT}?{query.replace('ISS', ISSUER)}", "s", issuer, [])
-    assert read_redirect(f"{REDIRECT}?code=c&state=s&iss={ISSUER}", "s", issuer, []) == "c"
+        read_redirect(f"{REDIRECT}?{query.replace('ISS', ISSUER)}", "s", issuer)
+    assert read_redirect(f"{REDIRECT}?code=c&state=s&iss={ISSUER}", "s", issuer) == "c"
 
 
 def test_an_answer_with_more_fields_than_any_has_is_not_read():
@@ -386,9 +388,9 @@ def test_an_answer_with_more_fields_than_any_has_is_not_read():
         url = f"{REDIRECT}?code=c&state=s&{more}"
         if code is None:
             with pytest.raises(AuthorizationFailed, match="another login"):
-                read_redirect(url, "s", issuer, [])
+                read_redirect(url, "s", issuer)
         else:
-            assert read_redirect(url, "s", issuer, []) == code
+            assert read_redirect(url, "s", issuer) == code
 
 
 def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():

@@ -9,7 +9,21 @@ from types import SimpleNamespace
 
 import jwt
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, SERVER, World, json_response, metadata, prm
+from auth_world import (
+    AS,
+    ISSUER,
+    NOW,
+    PRM,
+    SERVER,
+    ClientCredentialsFlow,
+    CodeFlow,
+    EnterpriseFlow,
+    WorkloadFlow,
+    World,
+    json_response,
+    metadata,
+    prm,
+)
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -20,16 +34,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from weft.client.auth import ClientCredentials, EnterpriseManaged, IdentityProvider, PrivateKey
+from weft.client.auth.authorizer import ServerState as TokenRequest
 from weft.client.auth.discovery import Challenge, Registration
-from weft.client.auth.grants import (
-    ClientCredentialsFlow,
-    CodeFlow,
-    EnterpriseFlow,
-    TokenRequest,
-    WorkloadFlow,
-    recall_token,
-)
-from weft.client.auth.tokens import DpopKey, Nonces
+from weft.client.auth.tokens import DpopKey, Nonces, recall_token
 from weft.errors import AuthorizationFailed, UsageError
 
 TOKEN = f"{ISSUER}/token"
@@ -195,7 +202,7 @@ def test_the_extensions_by_name():
 # --- enterprise-managed
 
 
-def enterprise(**changes) -> EnterpriseFlow:
+def enterprise(**changes) -> EnterpriseManaged:
     provider = IdentityProvider(
         **{"client_id": "at-idp", "id_token": "the-id-token", "token_endpoint": f"{IDP}/token", **changes}
     )
@@ -416,7 +423,7 @@ def test_nonces_are_bounded_and_only_new_ones_count():
     assert not nonces.put("a", "x" * 2000)
     for number in range(1000):
         nonces.put(str(number), "n")
-    assert len(nonces._last) <= 256
+    assert len(nonces) <= 256
 
 
 def test_a_machine_whose_token_has_to_be_bound_and_is_not():

@@ -3,11 +3,11 @@
 import base64
 
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, CodeFlow, World, json_response, metadata, prm
 
 from weft.client.auth import OAuth
+from weft.client.auth.authorizer import ServerState as TokenRequest
 from weft.client.auth.discovery import Challenge, Registration, application_type
-from weft.client.auth.grants import CodeFlow, TokenRequest
 from weft.errors import AuthorizationFailed, UsageError
 from weft.net.fetch import FetchFailed, HttpAnswer
 

@@ -75,7 +75,7 @@ async def test_too_many_in_all_refuse_nobody(monkeypatch: pytest.MonkeyPatch) ->
     assert kept[-3:] == [True] * 3  # the newest
     assert await world.has(mine)  # an address with a single one
     assert await world.has(used)  # in use
-    assert len(world.clients._registrations._unused) == 12
+    assert len(world.clients._unused) == 12
 
 
 async def test_how_long_a_registration_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ async def test_how_long_a_registration_lasts(monkeypatch: pytest.MonkeyPatch) ->
     world.now += 2.0
     assert (await world.has(used), await world.has(unused)) == (True, False)
     await world.register("a")
-    assert len(world.clients._registrations._unused) == 1  # what is over is not counted
+    assert len(world.clients._unused) == 1  # what is over is not counted
     world.now += 89 * 86_400.0 - 2.0
     await world.use(used)  # each token keeps it
     world.now += 90 * 86_400.0 - 1.0

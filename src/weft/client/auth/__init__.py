@@ -1,8 +1,7 @@
 """Log in to servers with OAuth 2.1.
 
-    logins        the classes that a program passes as `Client(auth=...)`: OAuth, ClientCredentials …
+    logins        the classes that a program passes as `Client(auth=...)`: OAuth, ClientCredentials …, and their flows
     authorizer    adds tokens to the requests of transports, and logs in once for all waiting requests
-    grants        the OAuth flows that obtain a token, for a person or for a program
     discovery     finds the authorization server, and registers the client there
     tokens        sends requests to the token endpoint; defines the records of a login
     ports         makes HTTP requests, opens the browser, calls the user's functions
@@ -12,11 +11,11 @@ A secret never appears in a repr, a log line or an error message.
 """
 
 from weft.client.auth.authorizer import Authorizer
-from weft.client.auth.grants import IdentityProvider
 from weft.client.auth.logins import (
     BearerToken,
     ClientCredentials,
     EnterpriseManaged,
+    IdentityProvider,
     OAuth,
     WorkloadIdentity,
     as_auth,

@@ -1,7 +1,7 @@
 """Add tokens to the requests of a transport, replace them in time, and log in when a server refuses a request.
 
 This module owns the tokens in use, one for each server. Requests that need a login at the same time share one login.
-The login is cancelled when no request waits for it any more. The grant decides how a token is obtained.
+The login is cancelled when no request waits for it any more. The subclasses in `logins` decide how a token is obtained.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from weft.client.auth.discovery import Challenge, read_challenges
-from weft.client.auth.grants import DiscoveryCache, Grant, TokenRequest, recall_token
+from weft.client.auth.discovery import Challenge, Discovery, read_challenges
 from weft.client.auth.ports import AuthPorts, Fetcher, LoginContext
-from weft.client.auth.tokens import DpopKey, Nonces, Token, readable
-from weft.errors import AuthorizationFailed
+from weft.client.auth.tokens import DpopKey, Nonces, Token, TokenClient, readable, recall_token
+from weft.errors import AuthorizationFailed, UsageError
 from weft.net.urls import origin_of, shown_url
 
 if TYPE_CHECKING:
@@ -32,21 +31,26 @@ log = logging.getLogger("weft.client.auth")
 _PAUSE_SECONDS = 10.0  # the wait after a failed renewal, before the next attempt
 _MOST_STEP_UPS = 2  # logins for more scopes that one operation may cause within _STEP_UP_SECONDS
 _STEP_UP_SECONDS = 600.0
+_FOUND_SECONDS = 600.0  # how long discovered metadata is used for renewing tokens
 _CLOSING = "DELETE"  # the HTTP method that ends a session; it never starts a login
 
 
 @dataclass(slots=True)
-class _ServerState:
+class ServerState:
     """The token and the login state for one server."""
 
-    url: str
-    token: Token | None = None
-    key: DpopKey | None = None  # the key that the token is bound to
     challenge: Challenge = field(default_factory=Challenge)  # the last challenge, which says where the metadata is
+    token: Token | None = None  # the token in use, which may have expired or been refused
+    is_step_up: bool = False  # whether the running login is for a valid token that lacks scopes
+    url: str = ""
+    key: DpopKey | None = None  # the key that the token is bound to
     nonces: Nonces = field(default_factory=Nonces)
-    found: DiscoveryCache = field(default_factory=DiscoveryCache)
+    # The last discovery. A token is renewed with it, so that renewing a short-lived token does not fetch the metadata
+    # again. A login always fetches the metadata, because it may have changed.
+    found: Discovery | None = None
+    found_at: float = 0
     is_recalled: bool = False  # whether the storage has been read
-    login: asyncio.Task[Token] | None = None  # the running login, shared by all requests
+    login: asyncio.Task[None] | None = None  # the running login, shared by all requests
     is_refresh: bool = False  # whether the running login uses a refresh token
     waiting: int = 0  # number of requests that wait for the running login
     failures: int = 0  # number of failed logins
@@ -58,11 +62,28 @@ class _ServerState:
 
     @property
     def nonce_key(self) -> str:
+        """The key of this server's nonce in `nonces`, which also has the nonce of the authorization server."""
         return f"resource {self.url}"
 
     def take(self, token: Token) -> None:
+        """Use a token from now on."""
         self.token = token
         self.key = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
+
+    def keep(self, discovery: Discovery | None, now: float = 0) -> None:
+        """Store a discovery; if `discovery` is None, forget the last one."""
+        self.found, self.found_at = discovery, now
+
+    def recall(self, now: float) -> Discovery | None:
+        """Return the last discovery, or None if there is none or it is too old."""
+        return self.found if now - self.found_at < _FOUND_SECONDS else None
+
+    def previous(self, discovery: Discovery) -> Token | None:
+        """Return the old token if its issuer and resource are those of `discovery`; otherwise None."""
+        token = self.token
+        if token is None or (token.issuer, token.resource) != (discovery.issuer.issuer, discovery.resource):
+            return None
+        return token
 
 
 class AuthHeaders(dict[str, str]):
@@ -71,7 +92,7 @@ class AuthHeaders(dict[str, str]):
     The repr shows only the names of the headers, because their values are secrets.
     """
 
-    def __init__(self, state: _ServerState, url: str, method: str) -> None:
+    def __init__(self, state: ServerState, url: str, method: str) -> None:
         super().__init__()
         self.state = state
         self.method = method
@@ -91,16 +112,19 @@ class AuthHeaders(dict[str, str]):
 class Authorizer:
     """Adds tokens to the requests of any number of clients to any number of servers, and logs in when needed.
 
-    A token is sent only to the server that it was obtained for.
+    A token is sent only to the server that it was obtained for. Subclasses implement how a token is obtained.
     """
 
     extension: str | None = None  # the MCP extension that a client with this login declares
 
-    def __init__(self, grant: Grant, ports: AuthPorts, clock: Callable[[], float] = time.time) -> None:
-        self._grant = grant
+    def __init__(self, ports: AuthPorts, scopes: Sequence[str], dpop: bool | None) -> None:  # noqa: FBT001 - has three states
+        if isinstance(scopes, str):
+            raise UsageError(f"scopes= is a list; write scopes={scopes.split()!r}.")
         self._ports = ports
-        self._clock = clock
-        self._servers: dict[str, _ServerState] = {}
+        self.scopes: Sequence[str] = tuple(scopes)  # scopes to request in addition to those that the server demands
+        self.dpop = dpop  # whether tokens are bound to a key; None: if the server demands it
+        self._clock = time.time
+        self._servers: dict[str, ServerState] = {}
         self._fetchers: dict[str, Fetcher] = {}  # by origin of the server
 
     def __repr__(self) -> str:
@@ -119,7 +143,7 @@ class Authorizer:
         """Return the authorization headers for the next request; renew the token first if it is about to expire."""
         state = self._servers.get(url)
         if state is None:
-            state = self._servers[url] = _ServerState(url)
+            state = self._servers[url] = ServerState(url=url)
         if not state.is_recalled:
             await self._recall(state)
         token = state.token
@@ -150,25 +174,71 @@ class Authorizer:
         if await self._has_logged_in(state, given, set(challenge.scopes or ()) if is_lacking else set()):
             return True
         state.challenge = challenge
-        is_step_up = is_lacking and state.token is not None
-        if is_step_up:
-            self._count_step_up(state, challenge, request)
-        tried: list[str] = []
-        state.done.append(tried)
-        wanted = self._token_request(state, is_step_up=is_step_up)
-        await self._wait(state, self._begin(state, wanted, tried))
+        state.is_step_up = is_lacking and state.token is not None
+        if state.is_step_up:
+            self._count_step_up(state, request)
+        state.done.append([])
+        await self._wait(state, self._begin(state, state.done[-1]))
         return True
+
+    # --- what a kind of login implements
+
+    async def login(self, server: ServerState, context: LoginContext) -> Token:
+        """Return a token that satisfies the challenge, or raise AuthorizationFailed."""
+        raise NotImplementedError
+
+    def can_renew(self, server: ServerState) -> bool:
+        """Return whether the token can be renewed without a person who logs in."""
+        raise NotImplementedError
+
+    async def renew(self, server: ServerState, context: LoginContext) -> Token:
+        """Return a new token instead of the old one, which expires soon; raise AuthorizationFailed if that fails."""
+        raise NotImplementedError
+
+    # --- what all kinds of logins use
+
+    def _select_scopes(self, server: ServerState, discovery: Discovery) -> list[str]:
+        """Return the scopes to request: those in the challenge, those of this login, and those of the old token.
+
+        If neither the challenge nor this login names scopes, the scopes in the server's metadata are requested. The
+        scopes of the old token are requested again, so that the new token can do all that the old one could.
+        """
+        demanded = server.challenge.scopes
+        if demanded is None:
+            listed = discovery.published.scopes_supported if discovery.published is not None else None
+            demanded = tuple(self.scopes or listed or ())
+        previous = server.previous(discovery)
+        before = previous.scopes if previous is not None else []
+        return list(dict.fromkeys([*demanded, *self.scopes, *before]))
+
+    def _new_key(self, server: ServerState, discovery: Discovery) -> DpopKey | None:
+        """Return a new key to bind the token to, or None if the token should not be bound.
+
+        By default, the token is bound if the server demands a bound token and the issuer may support it.
+        """
+        is_bound = self.dpop
+        if is_bound is None:
+            published = discovery.published
+            is_demanded = published is not None and bool(published.dpop_bound_access_tokens_required)
+            is_bound = (server.challenge.is_dpop or is_demanded) and discovery.issuer.can_bind_tokens()
+        return DpopKey.new() if is_bound else None
+
+    async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str]) -> Token:
+        """Request a token; raise AuthorizationFailed if it has to be bound to a key and is not."""
+        token = await client.ask(form, asked)
+        if self.dpop and token.kind != "DPoP":
+            raise AuthorizationFailed(
+                "The token is not bound to a key, as `dpop=True` requires; leave `dpop` out to accept such tokens."
+            )
+        return token
 
     # --- inside
 
-    def _context(self, state: _ServerState, tried: list[str]) -> LoginContext:
+    def _context(self, state: ServerState, tried: list[str]) -> LoginContext:
         fetcher = self._ports.fetcher or self._fetchers.get(origin_of(state.url))
         return LoginContext(replace(self._ports, fetcher=fetcher), state.url, tried)
 
-    def _token_request(self, state: _ServerState, *, is_step_up: bool = False) -> TokenRequest:
-        return TokenRequest(state.challenge, state.token, is_step_up, state.nonces, state.found)
-
-    async def _recall(self, state: _ServerState) -> None:
+    async def _recall(self, state: ServerState) -> None:
         async with self._context(state, []) as context:
             token = await recall_token(context)
         if not state.is_recalled:
@@ -177,7 +247,7 @@ class Authorizer:
                 state.take(token)
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
-    async def _has_logged_in(self, state: _ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
+    async def _has_logged_in(self, state: ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
         """Return whether another request has obtained a token with the `lacking` scopes.
 
         If a login is running, wait for its end first. A scope counts if it was requested for the new token, even if it
@@ -195,31 +265,26 @@ class Authorizer:
             with suppress(AuthorizationFailed):
                 await self._wait(state, state.login)
 
-    async def _renew(self, state: _ServerState) -> None:
+    async def _renew(self, state: ServerState) -> None:
         """Renew the token once for all waiting requests. If that fails, keep the old token: it may still be valid."""
         now = self._clock()
-        login = state.login
-        if login is None:
-            wanted = self._token_request(state)
-            if now < state.renew_after or not self._grant.can_renew(wanted):
-                return
-            login = self._begin(state, wanted, [], is_renewal=True)
+        if state.login is None and (now < state.renew_after or not self.can_renew(state)):
+            return
         try:
-            await self._wait(state, login)
+            await self._wait(state, state.login or self._begin(state, [], is_renewal=True))
         except AuthorizationFailed as failure:
             state.renew_after = now + _PAUSE_SECONDS
             log.debug("The token for %s was not replaced: %s", shown_url(state.url), failure)
 
-    def _begin(
-        self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool = False
-    ) -> asyncio.Task[Token]:
+    def _begin(self, state: ServerState, tried: list[str], *, is_renewal: bool = False) -> asyncio.Task[None]:
         """Start a login task, which all requests share until it ends."""
         state.is_refresh = is_renewal and state.token is not None and state.token.refresh_token is not None
-        state.login = asyncio.create_task(self._log_in(state, wanted, tried, is_renewal=is_renewal))
-        state.login.add_done_callback(_retrieve_exception)
+        state.login = asyncio.create_task(self._log_in(state, tried, is_renewal=is_renewal))
+        # Read the exception of the task, so that asyncio does not log it when no request waits for the task.
+        state.login.add_done_callback(lambda task: task.cancelled() or task.exception())
         return state.login
 
-    async def _wait(self, state: _ServerState, task: asyncio.Task[Token]) -> None:
+    async def _wait(self, state: ServerState, task: asyncio.Task[None]) -> None:
         """Wait for a login. If the waiting request is cancelled, and no other request waits, cancel the login too.
 
         A refresh is not cancelled: a refresh token may be valid only once, and if the response were lost, the person
@@ -242,30 +307,27 @@ class Authorizer:
         if failure is not None:
             raise failure
 
-    async def _log_in(self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool) -> Token:
-        this = asyncio.current_task()
-        obtain = self._grant.renew if is_renewal else self._grant.login
+    async def _log_in(self, state: ServerState, tried: list[str], *, is_renewal: bool) -> None:
+        obtain = self.renew if is_renewal else self.login
         try:
             async with self._context(state, tried) as context:
-                token = await obtain(wanted, context)
-            state.take(token)
+                state.take(await obtain(state, context))
         except AuthorizationFailed as failure:
             if not is_renewal:
                 state.failures += 1
                 state.failure = failure
             raise
         finally:
-            if state.login is this:
+            if state.login is asyncio.current_task():
                 state.login = None
-        return token
 
-    def _count_step_up(self, state: _ServerState, challenge: Challenge, request: Mapping[str, str]) -> None:
+    def _count_step_up(self, state: ServerState, request: Mapping[str, str]) -> None:
         """Count a step-up: a login for more scopes.
 
         Step-ups are counted for each operation: a method, the name of a tool or the like, and the demanded scopes.
         Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups for the operation.
         """
-        demanded = challenge.scopes or ()
+        demanded = state.challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
         operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {' '.join(demanded)}"
         now = self._clock()
@@ -289,7 +351,7 @@ def _merge(offered: Sequence[Challenge]) -> Challenge:
     return Challenge(offered[0].scheme if offered else "bearer", params)
 
 
-def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFailed:
+def _not_enough(state: ServerState, demanded: Sequence[str]) -> AuthorizationFailed:
     """Return the error for a server that still demands scopes after a step-up (a login for more scopes)."""
     token, wanted = state.token, f"the scopes {readable(demanded)}" if demanded else "other scopes"
     if token is not None and token.lacks(demanded):
@@ -303,12 +365,6 @@ def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFa
         why = "does not say which, and still does after another login; ask its operator who may do this"
     done = [entry for login in state.done for entry in login]
     return AuthorizationFailed(f"{shown_url(state.url)} wants {wanted} for this, {why}.", done)
-
-
-def _retrieve_exception(task: asyncio.Task[Token]) -> None:
-    """Read the task's exception, so that asyncio does not log it when no request waits for the task."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _copy(failure: AuthorizationFailed) -> AuthorizationFailed:

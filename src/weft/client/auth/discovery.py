@@ -1,16 +1,15 @@
 """Read the challenges of a server, find its authorization server, and get a client id there.
 
-Discovery and registration yield HTTP requests; the caller sends them. A metadata document is refused if its resource is
-another server, or if it does not name the expected issuer. If a server publishes no metadata, its own origin is taken
-as the authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used only at
-the issuer that it was registered with.
+A metadata document is refused if its resource is another server, or if it does not name the expected issuer. If a
+server publishes no metadata, its own origin is taken as the authorization server, as in 2025-03-26, the first revision
+with authorization. A client identity is used only at the issuer that it was registered with.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,11 +17,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.client.auth.ports import LoginContext
-from weft.client.auth.tokens import Identity, Issuer, Steps, describe_error
+from weft.client.auth.tokens import Identity, Issuer, describe_error
 from weft.errors import AuthorizationFailed, UsageError
 from weft.net.fetch import FetchFailed, get, post_json
 from weft.net.hosts import is_loopback
-from weft.net.urls import origin_of, shown_url
+from weft.net.urls import is_safe_url, origin_of, shown_url
 
 _RESOURCE = "/.well-known/oauth-protected-resource"
 _OAUTH = "/.well-known/oauth-authorization-server"
@@ -100,10 +99,7 @@ def read_challenges(headers: Mapping[str, str]) -> Sequence[Challenge]:
     DPoP is preferred because a token that is bound to a key is useless to a thief.
     """
     getall: Any = getattr(headers, "getall", None)
-    if getall is not None:
-        values = getall("WWW-Authenticate", [])
-    else:
-        values = [headers[name] for name in ("WWW-Authenticate", "www-authenticate") if name in headers][:1]
+    values = [headers.get("WWW-Authenticate", "")] if getall is None else getall("WWW-Authenticate", [])
     found = [one for value in values for one in parse_challenges(value)]
     known = [one for one in found if one.scheme in ("bearer", "dpop")]
     return sorted(known, key=lambda one: not one.is_dpop)
@@ -133,122 +129,105 @@ class Discovery:
 D = TypeVar("D", ProtectedResource, Issuer)
 
 
-def discover(
-    server_url: str, challenge: Challenge, tried: list[str], only: str | None = None, client_id: str | None = None
-) -> Steps[Discovery]:
+async def discover(
+    challenge: Challenge, context: LoginContext, only: str | None = None, client_id: str | None = None
+) -> Discovery:
     """Find the first usable authorization server of an MCP server. Raises AuthorizationFailed if there is none.
 
     `only` is the issuer that the client `client_id` is registered with. If it is given, no other issuer is accepted.
-    Every step is added to `tried`, for error messages.
     """
-    published = yield from _discover_resource(server_url, challenge, tried)
+    server_url = context.server_url
+    published = await _discover_resource(challenge, context)
     root = origin_of(server_url)
     offered = [root] if published is None else published.authorization_servers
     if only is not None and only not in offered:
         raise AuthorizationFailed(
             f"The client {client_id!r} is registered with {shown_url(only)}, but the server accepts only tokens of "
-            f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Register the client there, and give the new "
-            "`client_id` and `issuer`.",
-            tried,
+            f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Give a client_id and its issuer there."
         )
     if published is None:
-        issuer = yield from discover_issuer(root, tried, also=f"{root}/")
+        issuer = await discover_issuer(root, context, also=f"{root}/")
         return Discovery(canonical(server_url), issuer or legacy_issuer(server_url), None)
     failure: AuthorizationFailed | None = None
     for name in offered[:_MOST_ISSUERS] if only is None else [only]:
         try:
-            issuer = yield from discover_issuer(name, tried)
+            issuer = await discover_issuer(name, context)
         except AuthorizationFailed as error:
             failure = error
             continue
         if issuer is not None:
             return Discovery(published.resource, issuer, published)
     raise failure or AuthorizationFailed(
-        f"No authorization server of {shown_url(server_url)} publishes its metadata; try again later, or tell its "
-        "operator.",
-        tried,
+        f"No authorization server of {shown_url(server_url)} publishes its metadata; tell its operator."
     )
 
 
-def _resource_urls(server_url: str, named: str | None) -> Iterator[str]:
-    """Yield the URLs to try for a server's metadata: the URL `named` by the challenge, or else the well-known URLs."""
-    if named is not None:
-        yield named
-        return
-    parts = urlsplit(server_url)
+def _resource_urls(server_url: str) -> list[str]:
+    """Return the well-known URLs to try for a server's metadata, in order of preference."""
+    root, parts = f"{origin_of(server_url)}{_RESOURCE}", urlsplit(server_url)
     path = parts.path.rstrip("/")
-    if path:
-        yield f"{origin_of(server_url)}{_RESOURCE}{path}{'?' + parts.query if parts.query else ''}"
-    yield f"{origin_of(server_url)}{_RESOURCE}"
+    return [f"{root}{path}{'?' + parts.query if parts.query else ''}", root] if path else [root]
 
 
-def issuer_urls(issuer: str) -> Iterator[str]:
-    """Yield the URLs to try for an authorization server's metadata, in order of preference.
+def issuer_urls(issuer: str) -> list[str]:
+    """Return the URLs to try for an authorization server's metadata, in order of preference.
 
-    >>> list(issuer_urls("https://auth.example"))[1]
+    >>> issuer_urls("https://auth.example")[1]
     'https://auth.example/.well-known/openid-configuration'
     """
     root, path = origin_of(issuer), urlsplit(issuer).path.rstrip("/")
-    yield f"{root}{_OAUTH}{path}"
-    yield f"{root}{_OPENID}{path}"
-    if path:
-        yield f"{root}{path}{_OPENID}"
+    urls = [f"{root}{_OAUTH}{path}", f"{root}{_OPENID}{path}"]
+    return [*urls, f"{root}{path}{_OPENID}"] if path else urls
 
 
-def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) -> Steps[ProtectedResource | None]:
+async def _discover_resource(challenge: Challenge, context: LoginContext) -> ProtectedResource | None:
     """Return the metadata of an MCP server, or None if it publishes none.
 
     Raises AuthorizationFailed if the metadata cannot be read, is about another server, or names no issuer.
     """
-    has_broken = False
-    named = challenge.params.get("resource_metadata")
-    for url in _resource_urls(server_url, named):
-        found, is_broken = yield from _document(url, ProtectedResource, tried)
+    server_url, named = context.server_url, challenge.params.get("resource_metadata")
+    has_broken = named is not None  # a document that the challenge names has to exist
+    for url in _resource_urls(server_url) if named is None else [named]:
+        found, is_broken = await _document(url, ProtectedResource, context)
         has_broken = has_broken or is_broken
         if found is None:
             continue
         if not resource_fits(found.resource, server_url):
             raise AuthorizationFailed(
-                f"{shown_url(server_url)} publishes the metadata of another server, {shown_url(found.resource)}, so "
-                "no login was started. Connect to the URL in the server's metadata, or ask its operator to correct "
-                "`resource`.",
-                tried,
+                f"{shown_url(server_url)} publishes the metadata of another server; connect to "
+                f"{shown_url(found.resource)}, or ask the operator to correct `resource`."
             )
         if not found.authorization_servers:
             raise AuthorizationFailed(
-                f"{shown_url(server_url)} names no authorization server in its metadata; ask its operator to add one.",
-                tried,
+                f"{shown_url(server_url)} names no authorization server in its metadata; ask its operator to add one."
             )
         return found
-    if has_broken or named is not None:
+    if has_broken:
         raise AuthorizationFailed(
-            f"The metadata of {shown_url(server_url)} cannot be read; try again later, or tell its operator.", tried
+            f"The metadata of {shown_url(server_url)} cannot be read; try again later, or tell its operator."
         )
     return None
 
 
-def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> Steps[Issuer | None]:
+async def discover_issuer(issuer: str, context: LoginContext, also: str | None = None) -> Issuer | None:
     """Return the metadata of an authorization server, or None if it publishes none.
 
     Raises AuthorizationFailed if the document is that of another issuer: its name is neither `issuer` nor `also`. If
     `issuer` was only guessed from a server's URL, `also` is its second spelling, with a slash at the end.
     """
     try:
-        places = list(issuer_urls(issuer))
+        places = issuer_urls(issuer)
     except ValueError:
-        tried.append(f"{shown_url(issuer)} is not a URL")
+        context.tried.append(f"{shown_url(issuer)} is not a URL")
         return None
     for url in places:
-        found, _ = yield from _document(url, Issuer, tried)
+        found, _ = await _document(url, Issuer, context)
         if found is None:
             continue
         if found.issuer not in (issuer, also):  # an exact comparison, as RFC 8414 requires
-            tried.append(f"{shown_url(url)} is the document of another issuer")
             raise AuthorizationFailed(
                 f"The authorization server {shown_url(issuer)} publishes the metadata of another issuer, "
-                f"{shown_url(found.issuer)}; nothing was sent to either. If both are the same server, ask its operator "
-                "to publish exactly the same name in both places.",
-                tried,
+                f"{shown_url(found.issuer)}; nothing was sent. Ask the operator to write the name in the same way."
             )
         return found
     return None
@@ -266,7 +245,7 @@ def legacy_issuer(server_url: str) -> Issuer:
     )
 
 
-def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
+async def _document(url: str, kind: type[D], context: LoginContext) -> tuple[D | None, bool]:
     """Fetch and decode a document. Return the document, or None if there is none, and whether the fetch failed.
 
     The second value is False if the server says that there is no document. It is True after a failed connection, a
@@ -274,7 +253,7 @@ def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None
     """
     found, fault, is_broken = None, "found", False
     try:
-        response = yield get(url)
+        response = await context.send(get(url))
         if response.status == 200:
             found = msgspec.json.decode(response.body, type=kind)
         else:
@@ -283,7 +262,7 @@ def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None
         fault, is_broken = str(failure), True
     except (msgspec.DecodeError, RecursionError):
         fault, is_broken = "a document that cannot be read", True
-    tried.append(f"{shown_url(url)}: {fault}")
+    context.tried.append(f"{shown_url(url)}: {fault}")
     return found, is_broken
 
 
@@ -357,31 +336,36 @@ class Registration:
     issuer: str | None = None  # the issuer that `client_id` is registered with
     document_url: str | None = None  # the URL of the client's metadata document
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise UsageError if there is a secret without a client id, or if the document's URL cannot be a client id."""
         if self.client_secret is not None and self.client_id is None:
             raise UsageError("A client_secret was given without its client_id; give both.")
         if self.document_url is not None:
-            _check_document_url(self.document_url)
+            parts = urlsplit(self.document_url)
+            is_plain = parts.path not in ("", "/") and not {".", ".."} & set(parts.path.split("/"))
+            if parts.scheme != "https" or not is_plain or not is_safe_url(self.document_url):
+                raise UsageError(
+                    f"client_metadata_url={self.document_url!r} cannot be a client id; give the https URL of the "
+                    "document, with a path, such as 'https://app.example/client.json'."
+                )
 
-    async def known(self, issuer: Issuer, context: LoginContext) -> Identity | None:
+    async def known(self, issuer: str, context: LoginContext) -> Identity | None:
         """Return the stored identity of an earlier registration with an issuer, or None if there is none."""
-        kept = await context.load_record(identity_key(issuer.issuer), Identity)
-        return kept if kept is not None and kept.issuer == issuer.issuer else None
+        kept = await context.load(identity_key(issuer), Identity)
+        return kept if kept is not None and kept.issuer == issuer else None
 
     async def named(self, client_id: str, issuer: Issuer, context: LoginContext) -> Identity | None:
         """Return the identity with this client id at an issuer; None if this program no longer uses the client id."""
         if client_id in (self.client_id, self.document_url):
             return self._given(client_id, issuer)
-        kept = await self.known(issuer, context)
+        kept = await self.known(issuer.issuer, context)
         return kept if kept is not None and kept.client_id == client_id else None
 
     async def forget(self, identity: Identity, context: LoginContext) -> None:
         """Delete a registration that its issuer no longer knows, so that the next login registers again."""
-        key = identity_key(identity.issuer)
-        kept = await context.load_record(key, Identity)
+        kept = await self.known(identity.issuer, context)
         if kept is not None and kept.client_id == identity.client_id:
-            await context.keep(key, None)
+            await context.keep(identity_key(identity.issuer), None)
 
     async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
         """Return an identity for this issuer, in the first way that is possible; register the client if needed.
@@ -394,20 +378,17 @@ class Registration:
             return self._given(self.client_id, issuer)
         if self.document_url is not None and issuer.client_id_metadata_document_supported:
             return self._given(self.document_url, issuer)
-        kept = await self.known(issuer, context)
+        kept = await self.known(issuer.issuer, context)
         if kept is not None and _still_fits(kept, redirect_uri, scopes):
             return kept
         if issuer.registration_endpoint is None:
+            also = ", or a client_metadata_url" if issuer.client_id_metadata_document_supported else ""
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} has no automatic registration of clients. Register one there, with the "
-                f"redirect URI {redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer="
-                f"{issuer.issuer!r})"
-                + (", or a client_metadata_url." if issuer.client_id_metadata_document_supported else "."),
-                context.tried,
+                f"{shown_url(issuer.issuer)} does not let clients register. Register one there, with the redirect URI "
+                f"{redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer={issuer.issuer!r}){also}."
             )
-        steps = self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, context.tried)
-        identity = await context.run(steps)
-        await context.keep_record(identity_key(issuer.issuer), identity)
+        identity = await self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, context)
+        await context.keep(identity_key(issuer.issuer), identity)
         return identity
 
     def _given(self, client_id: str, issuer: Issuer) -> Identity:
@@ -416,9 +397,9 @@ class Registration:
             return Identity(client_id, issuer.issuer, self.client_secret, self.auth_method)
         return Identity(client_id, issuer.issuer, auth_method="none")
 
-    def _register(
-        self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], tried: list[str]
-    ) -> Steps[Identity]:
+    async def _register(
+        self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], context: LoginContext
+    ) -> Identity:
         document = client_document(self.name, [redirect_uri])
         # A native client should have no secret. If the issuer does not offer "none", one with a secret is registered.
         offered = issuer.token_endpoint_auth_methods_supported or ["none"]
@@ -427,23 +408,29 @@ class Registration:
         if scopes:
             document["scope"] = " ".join(scopes)
         try:
-            response = yield post_json(endpoint, document)
+            response = await context.send(post_json(endpoint, document))
         except FetchFailed as failure:
-            tried.append(f"{shown_url(endpoint)}: {failure}")
-            raise AuthorizationFailed("The client could not be registered; try again later.", tried) from None
-        answer = response.json()
-        client_id = None if answer is None else answer.get("client_id")
-        if answer is None or response.status not in (200, 201) or not isinstance(client_id, str) or not client_id:
+            context.tried.append(f"{shown_url(endpoint)}: {failure}")
+            raise AuthorizationFailed("The client could not be registered; try again later.") from None
+        answer = response.json() or {}
+        client_id = _text(answer, "client_id")
+        if client_id is None or response.status not in (200, 201):
             reason = describe_error(answer, response.status)
-            tried.append(f"registration at {shown_url(endpoint)}: {reason}")
+            context.tried.append(f"registration at {shown_url(endpoint)}: {reason}")
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the "
-                f"redirect URI {redirect_uri}, give another one (`redirect=`). Otherwise register a client there and "
-                "give its `client_id`.",
-                tried,
+                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the URI "
+                f"{redirect_uri}, give another one (`redirect=`); otherwise give the client_id of a registered client."
             )
-        tried.append(f"registration at {shown_url(endpoint)}: registered")
-        return _identity(answer, client_id, issuer, redirect_uri)
+        context.tried.append(f"registration at {shown_url(endpoint)}: registered")
+        secret, method = _text(answer, "client_secret"), _text(answer, "token_endpoint_auth_method")
+        expires = answer.get("client_secret_expires_at", 0)
+        expires = expires if isinstance(expires, int | float) and abs(expires) < _LATEST else 0
+        return Identity(client_id, issuer.issuer, secret, method, [redirect_uri], _text(answer, "scope"), expires)
+
+
+def _text(document: Mapping[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    return value if isinstance(value, str) and value else None
 
 
 def identity_key(issuer: str) -> str:
@@ -458,43 +445,13 @@ async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> 
     the server could name an issuer that steals the client's secret.
     """
     key = f"bound {client_id} {context.server_url}"
-    first = await context.load(key)
-    if first is not None and first.decode() != issuer.issuer:
+    first = await context.load(key, str)
+    if first is not None and first != issuer.issuer:
         raise AuthorizationFailed(
-            f"The client {client_id!r} was used with {shown_url(first.decode())}, but the server now names another "
-            f"authorization server, {shown_url(issuer.issuer)}. Nothing was sent there. If this change is intended, "
-            f"register the client there and give the new client_id=..., issuer={issuer.issuer!r}.",
-            context.tried,
+            f"The client {client_id!r} was used with {shown_url(first)}, but the server now names another issuer. "
+            f"Nothing was sent there. If this is intended, give the client_id there, and issuer={issuer.issuer!r}."
         )
-    await context.keep(key, issuer.issuer.encode())
-
-
-def _check_document_url(url: str) -> None:
-    """Raise UsageError unless a URL can be a client id: https, with a path, no fragment, user name or dot segments."""
-    parts = urlsplit(url)
-    dotted = any(segment in (".", "..") for segment in parts.path.split("/"))
-    if parts.scheme != "https" or parts.path in ("", "/") or parts.fragment or parts.username or dotted:
-        raise UsageError(
-            f"client_metadata_url={url!r} cannot be a client id; give the https URL of the document, with a path, such "
-            "as 'https://app.example/client.json'."
-        )
-
-
-def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_uri: str) -> Identity:
-    def text(name: str) -> str | None:
-        value = answer.get(name)
-        return value if isinstance(value, str) and value else None
-
-    expires = answer.get("client_secret_expires_at", 0)
-    return Identity(
-        client_id,
-        issuer.issuer,
-        text("client_secret"),
-        text("token_endpoint_auth_method"),
-        [redirect_uri],
-        text("scope"),
-        expires if isinstance(expires, int | float) and abs(expires) < _LATEST else 0,
-    )
+    await context.keep(key, issuer.issuer)
 
 
 def _still_fits(identity: Identity, redirect_uri: str, scopes: list[str]) -> bool:

@@ -1,8 +1,7 @@
 """Do the I/O of a login: send HTTP requests, open the browser, use the storage, call functions of the program.
 
-The modules `tokens` and `discovery` only yield HTTP requests; `LoginContext` sends them. The local listener accepts one
-request from the browser, the one with the expected `state`, and refuses all others. URLs are passed to the browser
-without a shell.
+All other modules of a login do their I/O through a `LoginContext`. The local listener accepts one request from the
+browser, the one with the expected `state`, and refuses all others. URLs are passed to the browser without a shell.
 """
 
 from __future__ import annotations
@@ -16,31 +15,21 @@ import socket
 import ssl
 import sys
 import webbrowser
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import msgspec
 
 from weft.client.argument_checks import check_tls
 from weft.client.auth.storage import Storage
-from weft.client.auth.tokens import Steps
 from weft.client.callbacks import Functions
 from weft.client.connection.transport import wire_log
-from weft.client.http.wire import (
-    PROXY_REFUSES,
-    Proxy,
-    environment_proxy,
-    environment_proxy_hosts,
-    proxy_fault,
-    proxy_refusal,
-    read_proxy,
-    tls_fault,
-)
+from weft.client.http import wire
 from weft.errors import AuthorizationFailed, ConnectionFailed, UsageError, WeftError
 from weft.net.fetch import (
     AddressBarred,
@@ -61,8 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.client.auth")
 
-T = TypeVar("T")
 R = TypeVar("R")
+Fetch: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+"""A function that sends one HTTP request and returns the response. It raises FetchFailed if there is no response."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PRIVATE = (
@@ -84,61 +74,52 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 class AuthPorts:
     """The fetcher, the storage and the redirect that logins use."""
 
-    fetcher: Fetching | None  # None: a fetcher with the settings of the client's connection is used
+    fetcher: Fetcher | None  # None: a fetcher with the settings of the client's connection is used
     storage: Storage
-    redirect: Redirect | None = None
+    redirect: FunctionRedirect | LoopbackRedirect | None = None
     # Values that the storage failed to write. They are kept here, because a refresh token may be valid only once.
     unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
 
 
-class LoginContext:
-    """The I/O of one login: HTTP requests, the browser, the storage. Leaving the context closes its connections."""
+class LoginContext(AsyncExitStack):
+    """The I/O of one login: HTTP requests, the browser, the storage. Leaving the context closes its connections.
+
+    An AuthorizationFailed that leaves the context lists the steps of the login (`tried`), unless it was caused by an
+    exception of the program's own code.
+    """
 
     def __init__(self, ports: AuthPorts, server_url: str, tried: list[str] | None = None) -> None:
+        super().__init__()
         self.server_url = server_url
         self.tried = [] if tried is None else tried  # the steps of the login so far, for error messages
         self._ports = ports
-        self._stack = AsyncExitStack()
         self._fetch: Fetch | None = None
-        self._listener: RedirectListener | None = None
+        self._listener: FunctionRedirect | _BrowserListener | None = None
         self._is_warned = False  # whether a failure of the storage was logged
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    ) -> Literal[False]:
+        await super().__aexit__(kind, error, trace)
+        if isinstance(error, AuthorizationFailed) and error.__cause__ is None:
+            raise AuthorizationFailed(error.message, self.tried) from None
+        return False
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Send each HTTP request that the generator `steps` yields, and return what the generator returns."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = await self._send(request)
-                except FetchFailed as failure:
-                    request = steps.throw(failure)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    async def _send(self, request: HttpRequest) -> HttpAnswer:
+    async def send(self, request: HttpRequest) -> HttpAnswer:
+        """Send an HTTP request and return the response; raise FetchFailed if there is no response."""
         if self._fetch is None:
             fetcher = self._ports.fetcher or Fetcher()
-            self._fetch = await self._stack.enter_async_context(fetcher.open(self.server_url))
+            self._fetch = await self.enter_async_context(fetcher.open(self.server_url))
         return await self._fetch(request)
 
     async def listen(self, known: Sequence[str]) -> str:
         """Start to listen for the browser, if possible at a redirect URI of `known`; return the redirect URI in use."""
         redirect = self._ports.redirect
-        if redirect is None:
-            raise AuthorizationFailed("A person has to log in, but no browser can be opened; give `redirect=`.")
-        self._listener = await self._stack.enter_async_context(redirect.listening(known))
-        return self._listener.uri
+        assert redirect is not None, "each login of a person has one"
+        listening: Any = redirect.listening(known)
+        listener: FunctionRedirect | _BrowserListener = await self.enter_async_context(listening)
+        self._listener = listener
+        return listener.uri
 
     async def visit(self, url: str, state: str) -> str:
         """Open a page in the person's browser; return the URL that the browser is redirected to after the login."""
@@ -146,23 +127,29 @@ class LoginContext:
         with _explained("The login was cancelled: the redirect failed"):
             return await self._listener.visit(url, state)
 
-    async def load(self, key: str) -> bytes | None:
-        """Return the stored value of a key, or None if there is none."""
+    async def load(self, key: str, kind: type[R]) -> R | None:
+        """Return the stored value of a key, decoded as `kind`; None if there is none or it cannot be decoded."""
         storage, unkept = self._ports.storage, self._ports.unkept
         if key in unkept:
-            return unkept[key]
-        with _explained(f"Stored logins cannot be read: {type(storage).__name__} failed"):
-            return await storage.get(key)
+            raw = unkept[key]
+        else:
+            with _explained(f"Stored logins cannot be read: {type(storage).__name__} failed"):
+                raw = await storage.get(key)
+        try:
+            return None if raw is None else msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            return None
 
-    async def keep(self, key: str, value: bytes | None) -> None:
+    async def keep(self, key: str, value: object) -> None:
         """Store a value under a key; if the value is None, delete the key. If the storage fails, use memory instead."""
         storage, unkept = self._ports.storage, self._ports.unkept
+        raw = None if value is None else msgspec.json.encode(value)
         try:
-            await storage.put(key, value)
+            await storage.put(key, raw)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - each storage has its own exceptions
-            unkept[key] = value
+            unkept[key] = raw
             if not self._is_warned:
                 self._is_warned = True
                 log.warning(
@@ -173,20 +160,6 @@ class LoginContext:
                 )
         else:
             unkept.pop(key, None)
-
-    async def load_record(self, key: str, kind: type[R]) -> R | None:
-        """Return the stored record of a key, decoded as `kind`; None if there is none or it cannot be decoded."""
-        raw = await self.load(key)
-        if raw is None:
-            return None
-        try:
-            return msgspec.json.decode(raw, type=kind)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-
-    async def keep_record(self, key: str, record: object) -> None:
-        """Encode a record, and store it under a key."""
-        await self.keep(key, msgspec.json.encode(record))
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
@@ -234,22 +207,7 @@ def _named(error: Exception) -> str:
 # --- HTTP
 
 
-class Fetch(Protocol):
-    """A function that sends one HTTP request."""
-
-    async def __call__(self, request: HttpRequest) -> HttpAnswer:
-        """Send the request and return the response; raise FetchFailed if there is no response."""
-        ...
-
-
-class Fetching(Protocol):
-    """The interface of an HTTP client for logins."""
-
-    def open(self, server_url: str) -> AbstractAsyncContextManager[Fetch]:
-        """Return a context manager whose value sends the HTTP requests of logins to one MCP server."""
-        ...
-
-
+@dataclass(kw_only=True)
 class Fetcher:
     """The HTTP client for logins. GET requests follow redirects; POST requests, which contain secrets, do not.
 
@@ -257,38 +215,30 @@ class Fetcher:
     metadata of a public server. Use both only in trusted networks. `tls`, `proxy` and `trust_env` are as in `Client`.
     """
 
-    def __init__(
-        self,
-        *,
-        allow_insecure: bool = False,
-        allow_private: bool = False,
-        tls: ssl.SSLContext | None = None,
-        proxy: str | None = None,
-        trust_env: bool = False,
-        seconds: float = 30.0,
-        most_bytes: int = 1024 * 1024,
-        redirects: int = 3,
-    ) -> None:
-        self._allow_insecure = allow_insecure
-        self._allow_private = allow_private
-        check_tls(tls)
-        self._tls = tls
-        self._proxy = None if proxy is None else read_proxy(proxy)
-        self._trust_env = trust_env
-        self._seconds = seconds
-        self._most_bytes = most_bytes
-        self._redirects = redirects
+    allow_insecure: bool = False
+    allow_private: bool = False
+    tls: ssl.SSLContext | None = None
+    proxy: str | None = field(default=None, repr=False)  # may contain a password
+    trust_env: bool = False
+    seconds: float = 30.0  # timeout of each request
+    most_bytes: int = 1024 * 1024  # longest response
+    redirects: int = 3  # number of redirects that a GET request follows
+    _proxy: wire.Proxy | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_tls(self.tls)
+        self._proxy = None if self.proxy is None else wire.read_proxy(self.proxy)
 
     @asynccontextmanager
     async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
         """Open an HTTP session for logins to one MCP server."""
-        barred = None if self._allow_private else await _barred_for(server_url)
+        barred = None if self.allow_private else await _barred_for(server_url)
         proxies: frozenset[str] = frozenset()  # a proxy may have a private address, because the user chose it
         if self._proxy is not None:
             proxies = frozenset({self._proxy.address[0]})
-        elif self._trust_env:
-            proxies = environment_proxy_hosts()
-        async with open_session(self._seconds, barred, exempt=proxies, tls=self._tls) as session:
+        elif self.trust_env:
+            proxies = wire.environment_proxy_hosts()
+        async with open_session(self.seconds, barred, exempt=proxies, tls=self.tls) as session:
 
             async def fetch(request: HttpRequest) -> HttpAnswer:
                 return await self._fetch(session, request, barred)
@@ -296,14 +246,12 @@ class Fetcher:
             yield fetch
 
     async def _fetch(self, session: aiohttp.ClientSession, request: HttpRequest, barred: Barred | None) -> HttpAnswer:
-        url = request.url
-        hops = self._redirects if request.method == "GET" else 0
+        """Send a request, and follow the redirects of the response to a GET request."""
+        hops = self.redirects if request.method == "GET" else 0
         for _ in range(hops + 1):
             try:
-                read_url(url, allow_insecure=self._allow_insecure)
-                answer = await self._exchange(
-                    session, HttpRequest(request.method, url, request.headers, request.body), barred
-                )
+                read_url(request.url, allow_insecure=self.allow_insecure)
+                answer = await self._exchange(session, request, barred)
             except UrlRefused as refused:
                 raise FetchFailed(str(refused)) from None
             except AddressBarred:
@@ -311,10 +259,10 @@ class Fetcher:
             target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
             if target is None or hops == 0:
                 return answer
-            target = urljoin(url, target)
-            if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+            target = urljoin(request.url, target)
+            if urlsplit(request.url).scheme == "https" and urlsplit(target).scheme != "https":
                 raise FetchFailed("it redirects to a URL without TLS")
-            url = target
+            request = replace(request, url=target)
         raise FetchFailed("it redirects again and again")
 
     async def _exchange(
@@ -324,29 +272,28 @@ class Fetcher:
         options: dict[str, Any] = {}
         if proxy is not None:
             options = {"proxy": proxy.url, "proxy_headers": proxy.headers}
-            through = {**request.headers, **proxy.headers_through(request.url)}
-            request = HttpRequest(request.method, request.url, through, request.body)
+            request = replace(request, headers={**request.headers, **proxy.headers_through(request.url)})
         shows = wire_log.isEnabledFor(logging.DEBUG)
         if shows:
             sent = masked_headers(request.headers), masked_body(request.body or b"")
             wire_log.debug("> %s %s [%s] %s", request.method, masked_url(request.url), *sent)
         try:
-            answer = await exchange(session, request, self._most_bytes, barred, **options)
+            answer = await exchange(session, request, self.most_bytes, barred, **options)
         except FetchFailed as failed:
             cause = failed.__cause__
-            fault = proxy_fault(cause, proxy) or tls_fault(cause) if isinstance(cause, Exception) else None
+            fault = wire.proxy_fault(cause, proxy) or wire.tls_fault(cause) if isinstance(cause, Exception) else None
             raise (failed if fault is None else FetchFailed(fault)) from None
-        if proxy is not None and answer.status == PROXY_REFUSES:
-            raise FetchFailed(proxy_refusal(answer.status, answer.headers, proxy))
+        if proxy is not None and answer.status == wire.PROXY_REFUSES:
+            raise FetchFailed(wire.proxy_refusal(answer.status, answer.headers, proxy))
         if shows:
             wire_log.debug("< %d [%s] %s", answer.status, masked_headers(answer.headers), masked_body(answer.body))
         return answer
 
-    async def _proxy_for(self, url: str) -> Proxy | None:
-        if self._proxy is not None or not self._trust_env:
+    async def _proxy_for(self, url: str) -> wire.Proxy | None:
+        if self._proxy is not None or not self.trust_env:
             return self._proxy
         try:
-            return await asyncio.to_thread(environment_proxy, url)
+            return await asyncio.to_thread(wire.environment_proxy, url)
         except ConnectionFailed as failed:
             raise FetchFailed(str(failed).rstrip(".")) from None
 
@@ -379,30 +326,6 @@ def _is_this_machine(address: str) -> bool:
 # --- the browser
 
 
-class RedirectListener(Protocol):
-    """An object that waits for the browser's redirect at the end of a login."""
-
-    uri: str  # the redirect URI
-
-    async def visit(self, url: str, state: str) -> str:
-        """Open a URL in the person's browser; return the URL that the browser is redirected to.
-
-        `state` is the query parameter `state` of this login. A redirect with another state belongs to another login.
-        """
-        ...
-
-
-class Redirect(Protocol):
-    """The interface that opens the authorization server's page and waits for the browser's redirect."""
-
-    def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`.
-
-        `known` are the redirect URIs that the client has registered before. It is empty if there are none.
-        """
-        ...
-
-
 class FunctionRedirect:
     """Opens the login page with a function of the program.
 
@@ -421,12 +344,12 @@ class FunctionRedirect:
         self._function = function
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Yield this object; it needs no preparation."""
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[FunctionRedirect]:
+        """Yield this object; it needs no preparation. `known` are the redirect URIs that the client has registered."""
         yield self
 
     async def visit(self, url: str, state: str) -> str:
-        """Call the function with the URL, and return its result."""
+        """Call the function with the URL, and return the URL that the browser was redirected to."""
         came_back = self._function(url)
         if inspect.isawaitable(came_back):
             came_back = await came_back
@@ -435,6 +358,7 @@ class FunctionRedirect:
         return came_back
 
 
+@dataclass(kw_only=True)
 class LoopbackRedirect:
     """A redirect to a local port. It opens the browser, and listens on 127.0.0.1 for the end of the login.
 
@@ -443,28 +367,21 @@ class LoopbackRedirect:
     called with this URL. By default, `tell` prints the URL. The person has `seconds` to log in.
     """
 
-    def __init__(
-        self,
-        *,
-        port: int = 0,
-        path: str = "/callback",
-        seconds: float = 300.0,
-        open_browser: Callable[[str], Any] = webbrowser.open,
-        tell: Callable[[str], Any] | None = None,
-    ) -> None:
-        if not path.startswith("/"):
-            raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/callback'.")
-        self._port = port
-        self.path = path
-        self.seconds = seconds
-        self.open_browser = open_browser
-        self.tell = tell or _tell
+    port: int = 0
+    path: str = "/callback"
+    seconds: float = 300.0
+    open_browser: Callable[[str], Any] = webbrowser.open
+    tell: Callable[[str], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/"):
+            raise UsageError(f"path={self.path!r} is not possible: a path begins with a slash, like '/callback'.")
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Listen on the local port until the context is left."""
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[_BrowserListener]:
+        """Listen on a local port until the context is left, if possible at a redirect URI of `known`."""
         listener = _BrowserListener(self)
-        server = await self._bind(listener, self._choose_port(known))
+        server = await self._bind(listener, known)
         listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
         try:
             yield listener
@@ -473,26 +390,18 @@ class LoopbackRedirect:
             await listener.finished()
             await server.wait_closed()
 
-    def _choose_port(self, known: Sequence[str]) -> int:
-        """Return the configured port, else the port of a redirect URI in `known`, else 0 for any free port."""
-        if self._port:
-            return self._port
-        for uri in known:
-            parts = urlsplit(uri)
-            if parts.hostname == "127.0.0.1" and parts.path == self.path and parts.port:
-                return parts.port
-        return 0
-
-    async def _bind(self, listener: _BrowserListener, port: int) -> asyncio.Server:
-        try:
-            return await asyncio.start_server(listener.connected, "127.0.0.1", port, limit=_HEAD_BYTES)
-        except OSError as error:
-            if self._port or not port:
-                raise AuthorizationFailed(
-                    f"The login cannot listen for the browser on port {port}: {error.strerror}. Free the port, or give "
-                    "another with LoopbackRedirect(port=...)."
-                ) from None
-        return await self._bind(listener, 0)
+    async def _bind(self, listener: _BrowserListener, known: Sequence[str]) -> asyncio.Server:
+        """Listen on the configured port, else on the port of a redirect URI in `known`, else on any free port."""
+        uris = [urlsplit(uri) for uri in known]
+        usual = [uri.port for uri in uris if uri.hostname == "127.0.0.1" and uri.path == self.path and uri.port]
+        reason: str | None = None
+        for port in [self.port] if self.port else [*usual[:1], 0]:
+            try:
+                return await asyncio.start_server(listener.serve, "127.0.0.1", port, limit=_HEAD_BYTES)
+            except OSError as error:
+                reason = error.strerror
+        what = f"The login cannot listen for the browser on port {self.port}: {reason}"
+        raise AuthorizationFailed(f"{what}. Free the port, or give another with LoopbackRedirect(port=...).")
 
 
 class _BrowserListener:
@@ -518,10 +427,8 @@ class _BrowserListener:
                     opening.result()
                 return await self._answer
         except TimeoutError:
-            seconds = f"{self._redirect.seconds:g} s"
-            raise AuthorizationFailed(
-                f"The login was not finished within {seconds}; try again, or raise LoopbackRedirect(seconds=...)."
-            ) from None
+            what = f"The login was not finished within {self._redirect.seconds:g} s"
+            raise AuthorizationFailed(f"{what}; try again, or raise LoopbackRedirect(seconds=...).") from None
         finally:
             opening.cancel()
 
@@ -530,26 +437,23 @@ class _BrowserListener:
         with suppress(OSError, webbrowser.Error):
             opened = await Functions().call(self._redirect.open_browser, url)
         if opened is False:
-            self._redirect.tell(url)
+            (self._redirect.tell or _tell)(url)
 
     async def finished(self) -> None:
         """Wait up to two seconds until the browser has received the final page, then close all connections."""
         if self._connections:
-            _, late = await asyncio.wait(self._connections, timeout=2.0)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        if not self._answer.done():
-            self._answer.cancel()
+            await asyncio.wait(self._connections, timeout=2.0)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._answer.cancel()
 
-    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection of the browser in a new task."""
-        task = asyncio.create_task(self._serve(reader, writer))
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection of the browser."""
+        task = asyncio.current_task()
+        assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -576,11 +480,8 @@ class _BrowserListener:
         if not self._state or not is_ours or self._answer.done():
             return _response(400, "Not this login", "This page does not belong to a login that is in progress.")
         self._answer.set_result(f"{self.uri}?{parts.query}")
-        if "error" in query:
-            return _response(
-                200, "Not logged in", "The login failed. You may close this page and go back to the program."
-            )
-        return _response(200, "Done", "You may close this page and go back to the program.")
+        title = "Not logged in" if "error" in query else "Done"
+        return _response(200, title, "You may close this page and go back to the program.")
 
 
 def _response(status: int, title: str, text: str) -> bytes:

@@ -1,13 +1,12 @@
 """Store tokens and registrations: in memory, in a file that only its owner can read, or in the system's keyring.
 
-A storage maps text keys to bytes. The keys contain the issuer (`grants`), so that two issuers never share an entry. An
+A storage maps text keys to bytes. The keys contain the issuer (`tokens`), so that two issuers never share an entry. An
 entry that cannot be read counts as missing. The worst consequence is that the user has to log in again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import logging
@@ -17,8 +16,8 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -80,41 +79,41 @@ class FileStorage:
         self._path = Path(path).expanduser()
         # A lock between the threads of this program. A lock file, which a writer takes first, is the lock between
         # programs. Readers do not take the lock file, so that they never wait for another program.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if there is none."""
-        entries = await asyncio.to_thread(self._locked_read)
-        value = entries.get(key)
+        value = (await asyncio.to_thread(self._read)).get(key)
         return None if value is None else value.encode()
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Store a value under a key, or delete the key if the value is None."""
-        await asyncio.to_thread(self._change, key, None if value is None else value.decode())
+        """Store a value under a key, or delete the key if the value is None.
+
+        Raises AuthorizationFailed if another program keeps the lock of the file for more than ten seconds.
+        """
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = self._beside("lock")
+        async with _locked(lock, _LOCK_SECONDS) as is_free:
+            if not is_free:
+                what = f"The login cannot be stored: another program has locked {lock} for {_LOCK_SECONDS:g} s"
+                raise AuthorizationFailed(f"{what}. End that program, and try again.")
+            await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
         """Lock a key until the context is left. If the lock is not free within 30 seconds, continue without a lock."""
-        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-        path = self._path.with_name(f".{self._path.name}.{digest}.lock")
-        with ExitStack() as stack:
-            with suppress(OSError):  # on file systems without locks, continue without one
-                descriptor = _open_lock(path, stack)
-                end = time.monotonic() + _TURN_SECONDS
-                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - a file lock can only be polled
-                    await asyncio.sleep(_LOOK_SECONDS)
-            yield  # closing the file releases the lock
+        async with _locked(self._beside(f"{_digest(key)[:12]}.lock"), _TURN_SECONDS):
+            yield
 
-    def _locked_read(self) -> dict[str, str]:
-        with self._lock:
-            return self._read()
+    def _beside(self, suffix: str) -> Path:
+        return self._path.with_name(f".{self._path.name}.{suffix}")
 
     def _read(self) -> dict[str, str]:
         try:
-            with self._path.open("rb") as file:
+            with self._lock, self._path.open("rb") as file:
                 self._check_mode(os.fstat(file.fileno()))
                 found: Any = json.loads(file.read(_MOST_FILE_BYTES))
         except FileNotFoundError:
@@ -127,20 +126,16 @@ class FileStorage:
 
     def _check_mode(self, status: os.stat_result) -> None:
         if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(
-                f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`, and log in "
-                "again if somebody may have read it."
-            )
+            raise UsageError(f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`.")
 
     def _change(self, key: str, value: str | None) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(self._path.with_name(f".{self._path.name}.lock")), self._lock:
+        with self._lock:
             entries = self._read()  # another program may have changed the file
             if value is None:
                 entries.pop(key, None)
             else:
                 entries[key] = value
-            beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+            beside = self._beside(secrets.token_hex(8))
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
@@ -153,32 +148,21 @@ class FileStorage:
                 raise
 
 
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Lock a file until the context is left. On file systems without locks, continue without a lock."""
+@asynccontextmanager
+async def _locked(path: Path, seconds: float) -> AsyncGenerator[bool]:
+    """Lock a file until the context is left. The value is False if another program has locked it for `seconds`.
+
+    On file systems without locks, continue without a lock; the value is True.
+    """
+    is_free = True
     with ExitStack() as stack:
-        try:
-            _wait_for_lock(_open_lock(path, stack), path)
-        except OSError as error:
-            log.debug("%s cannot be locked: %s", path, type(error).__name__)
-        yield  # closing the file releases the lock
-
-
-def _open_lock(path: Path, stack: ExitStack) -> int:
-    with suppress(OSError):
-        path.touch(mode=0o600)
-    return stack.enter_context(path.open("r+b")).fileno()
-
-
-def _wait_for_lock(descriptor: int, path: Path) -> None:
-    end = time.monotonic() + _LOCK_SECONDS
-    while not _lock(descriptor):
-        if time.monotonic() > end:
-            raise AuthorizationFailed(
-                f"The login cannot be stored: another program has locked {path} for {_LOCK_SECONDS:g} s. End that "
-                "program, and try again."
-            )
-        time.sleep(_LOOK_SECONDS)
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            stack.callback(os.close, descriptor)  # this releases the lock
+            end = time.monotonic() + seconds
+            while not (is_free := _lock(descriptor)) and time.monotonic() < end:  # noqa: ASYNC110 - a file lock can only be polled
+                await asyncio.sleep(_LOOK_SECONDS)
+        yield is_free
 
 
 if sys.platform == "win32":
@@ -204,8 +188,8 @@ else:
 class KeyringStorage:
     """A storage in the keyring of the operating system. The package `keyring` has to be installed.
 
-    The names of entries are digests, because keyrings show names to the user. Long values are split into several
-    entries, because some keyrings accept only short values.
+    The names of entries are digests, because keyrings show names to the user. Each login is one entry. Some keyrings
+    accept only short values (Windows: 1,280 characters). If a login is longer, use `FileStorage`.
     """
 
     def __init__(self, service: str = "weft") -> None:
@@ -218,45 +202,22 @@ class KeyringStorage:
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if there is none."""
-        return await asyncio.to_thread(self._get, _name(key))
+        value: str | None = await asyncio.to_thread(self._keyring.get_password, self._service, _digest(key))
+        return None if value is None else value.encode()
 
     async def put(self, key: str, value: bytes | None) -> None:
         """Store a value under a key, or delete the key if the value is None."""
-        await asyncio.to_thread(self._put, _name(key), value)
-
-    def _get(self, name: str) -> bytes | None:
-        head = self._keyring.get_password(self._service, name)
-        if not head or not head.isdigit() or int(head) > _MOST_PIECES:
-            return None
-        pieces = [self._keyring.get_password(self._service, f"{name}.{number}") for number in range(int(head))]
-        try:
-            return base64.b64decode("".join(pieces), validate=True)
-        except (TypeError, ValueError):
-            return None
+        await asyncio.to_thread(self._put, _digest(key), value)
 
     def _put(self, name: str, value: bytes | None) -> None:
-        text = "" if value is None else base64.b64encode(value).decode()
-        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
-        old = self._keyring.get_password(self._service, name) or "0"
-        for number, piece in enumerate(pieces):
-            self._keyring.set_password(self._service, f"{name}.{number}", piece)
         if value is not None:
-            self._keyring.set_password(self._service, name, str(len(pieces)))
-        else:
-            self._forget(name)
-        for number in range(len(pieces), int(old) if old.isdigit() else 0):
-            self._forget(f"{name}.{number}")
-
-    def _forget(self, name: str) -> None:
+            self._keyring.set_password(self._service, name, value.decode())
+            return
         try:
             self._keyring.delete_password(self._service, name)
         except Exception as error:  # noqa: BLE001 - each keyring has its own error for a missing entry
             log.debug("A keyring entry was not deleted: %s", type(error).__name__)
 
 
-_PIECE = 1000
-_MOST_PIECES = 200
-
-
-def _name(key: str) -> str:
+def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""Request tokens from a token endpoint: client authentication, DPoP proofs, and the records of a login.
+"""Request tokens from a token endpoint, and store them: client authentication, DPoP proofs, the records of a login.
 
-`TokenClient` yields HTTP requests; the caller sends them. A repr or an error message never contains a secret. Texts
-from an authorization server are shortened, and their control characters removed, before they are shown.
+A repr or an error message never contains a secret. Texts from an authorization server are shortened, and their control
+characters removed, before they are shown.
 """
 
 from __future__ import annotations
@@ -11,27 +11,21 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 import msgspec
 
+from weft.client.auth.ports import LoginContext
 from weft.errors import AuthorizationFailed, UsageError
-from weft.net.fetch import FetchFailed, HttpAnswer, HttpRequest, post_form
+from weft.net.fetch import FetchFailed, HttpAnswer, post_form
 from weft.net.urls import shown_url
 from weft.protocol.names import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-
-T = TypeVar("T")
-Steps: TypeAlias = Generator[HttpRequest, HttpAnswer, T]
-"""A generator for a part of a login: it yields HTTP requests, receives the responses, and returns a T.
-
-If a request fails, FetchFailed is thrown into it.
-"""
 
 MARGIN_SECONDS = 30.0  # a token is renewed this long before it expires …
 _MARGIN_SHARE = 0.3  # … or when only this share of its lifetime is left, for tokens that live for seconds
@@ -127,6 +121,48 @@ class Token:
         return now >= self.expires_at - min(MARGIN_SECONDS, _MARGIN_SHARE * (self.expires_at - self.obtained_at))
 
 
+def token_key(issuer: str, resource: str) -> str:
+    """Return the storage key of a token. It contains the issuer, so that tokens of two issuers are never mixed up."""
+    return f"token {issuer} {resource}"
+
+
+def server_key(server_url: str) -> str:
+    """Return the storage key under which the issuer and the resource of a server's token are stored."""
+    return f"server {server_url}"
+
+
+async def keep_token(token: Token, context: LoginContext) -> None:
+    """Store a token, and remember that it belongs to the server of `context`."""
+    await context.keep(token_key(token.issuer, token.resource), token)
+    await context.keep(server_key(context.server_url), [token.issuer, token.resource])
+
+
+async def recall_token(context: LoginContext) -> Token | None:
+    """Return the stored token for the server of `context`, or None if there is none."""
+    pair = await context.load(server_key(context.server_url), tuple[str, str])
+    if pair is None:
+        return None
+    token = await context.load(token_key(*pair), Token)
+    return token if token is not None and (token.issuer, token.resource) == pair else None
+
+
+async def forget_token(token: Token, context: LoginContext) -> None:
+    """Delete a stored token, unless another program has replaced it."""
+    key = token_key(token.issuer, token.resource)
+    kept = await context.load(key, Token)
+    if kept is not None and kept.refresh_token == token.refresh_token:
+        await context.keep(key, None)
+
+
+async def newer_token(token: Token, context: LoginContext) -> Token | None:
+    """Return a newer token that another program has stored, if it has the same client and at least the same scopes."""
+    kept = await context.load(token_key(token.issuer, token.resource), Token)
+    if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
+        return None
+    whose, same = ((one.issuer, one.resource, one.client_id, one.kind) for one in (kept, token))
+    return kept if whose == same and set(token.granted) <= set(kept.scopes) else None
+
+
 def url_digest(text: str) -> str:
     """Return the SHA-256 digest of a text in URL-safe base64 without padding, as in PKCE and DPoP."""
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
@@ -140,11 +176,10 @@ class DpopKey:
     3
     """
 
-    def __init__(self, private: Any, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, private: Any) -> None:
         from jwt.algorithms import ECAlgorithm
 
         self._private = private
-        self._clock = clock
         self.public: dict[str, Any] = json.loads(ECAlgorithm.to_jwk(private.public_key()))
 
     @classmethod
@@ -176,7 +211,7 @@ class DpopKey:
             "jti": secrets.token_urlsafe(16),
             "htm": method,
             "htu": url.partition("?")[0].partition("#")[0],
-            "iat": int(self._clock()),
+            "iat": int(time.time()),
         }
         if nonce is not None:
             claims["nonce"] = nonce
@@ -185,26 +220,19 @@ class DpopKey:
         return jwt.encode(claims, self._private, algorithm=_ALGORITHM, headers={"typ": "dpop+jwt", "jwk": self.public})
 
 
-class Nonces:
+class Nonces(dict[str, str]):
     """The last DPoP nonce of each server. An authorization server and an MCP server have separate nonces."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
-    def get(self, place: str) -> str | None:
-        """Return the nonce that a proof for the server `place` has to contain, or None if it has sent none."""
-        return self._last.get(place)
 
     def put(self, place: str, nonce: str | None) -> bool:
         """Store the nonce that the server `place` has sent; return whether it was stored.
 
         It is not stored if it is None, too long, or the same as the last nonce of this server.
         """
-        if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
+        if nonce is None or self.get(place) == nonce or len(nonce) > 1024:
             return False
-        if len(self._last) >= _MOST_NONCES:
-            self._last.clear()
-        self._last[place] = nonce
+        if len(self) >= _MOST_NONCES:
+            self.clear()
+        self[place] = nonce
         return True
 
 
@@ -225,10 +253,8 @@ class PrivateKey:
         key = _load_key(self.pem) if isinstance(self.pem, str | bytes) else self.pem
         fitting = _algorithms(key)
         if self.algorithm is not None and self.algorithm not in fitting:
-            raise UsageError(
-                f"The private key cannot sign with algorithm={str(self.algorithm)[:100]!r}; leave that out, or use "
-                f"{' or '.join(fitting)}."
-            )
+            what = f"The private key cannot sign with algorithm={str(self.algorithm)[:100]!r}"
+            raise UsageError(f"{what}; leave that out, or use {' or '.join(fitting)}.")
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "algorithm", self.algorithm or fitting[0])
 
@@ -291,8 +317,8 @@ class TokenRefusal(AuthorizationFailed):
     `code` is the OAuth error code. `is_final` is True if the same request would be refused again.
     """
 
-    def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
-        super().__init__(message, tried)
+    def __init__(self, message: str, code: str, status: int) -> None:
+        super().__init__(message)
         self.code = code
         self.is_final = 400 <= status < 500 and status not in _PASSING
 
@@ -303,9 +329,7 @@ def describe_error(document: Mapping[str, Any] | None, status: int, secrets: Ite
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
     words = ": ".join(without(text, secrets)[:200] for text in texts if isinstance(text, str) and text)
-    return (
-        printable(words).rstrip(". ") or f"HTTP {status}"
-    )  # without a full stop, because it becomes part of a sentence
+    return printable(words).rstrip(". ") or f"HTTP {status}"  # it becomes part of a sentence
 
 
 def readable(scopes: Iterable[str]) -> str:
@@ -335,141 +359,116 @@ class TokenClient:
 
     issuer: Issuer
     identity: Identity
-    tried: list[str]  # the steps of the login so far, for error messages
+    context: LoginContext
     dpop: DpopKey | None = None
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
-    key: PrivateKey | None = None
+    key: PrivateKey | None = None  # used instead of a secret
 
-    def ask(self, form: Mapping[str, str], asked: list[str]) -> Steps[Token]:
+    async def ask(self, form: Mapping[str, str], asked: list[str]) -> Token:
         """Request a token.
 
         `asked` are the requested scopes. They count as granted if the response names no scopes. Raises TokenRefusal if
         the issuer refuses, and AuthorizationFailed if it cannot be reached or its token cannot be used.
         """
-        document = yield from self.exchange(form)
-        token = self._read(document, form["resource"], asked)
+        token = self._read(await self.exchange(form), form["resource"], asked)
         if token.lacks(asked):
-            self.tried[-1] += f" only {readable(token.granted)}"
+            self.context.tried[-1] += f" only {readable(token.granted)}"
         return token
 
-    def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
+    async def exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Post a form to the token endpoint, and return the JSON object in the response.
 
         If the issuer demands a new nonce, post the form again. Raises TokenRefusal if the issuer refuses.
         """
-        endpoint = self.issuer.token_endpoint
+        endpoint, tried = self.issuer.token_endpoint, self.context.tried
         if endpoint is None:
-            raise AuthorizationFailed(
-                f"The authorization server {shown_url(self.issuer.issuer)} publishes no token endpoint.", self.tried
-            )
-        response, has_new_nonce = yield from self._post(endpoint, form)
+            raise self._unusable("no token endpoint in its metadata")
+        response, has_new_nonce = await self._post(endpoint, form)
         document = response.json()
         if has_new_nonce and response.status >= 400 and document and document.get("error") == "use_dpop_nonce":
-            response, _ = yield from self._post(endpoint, form)
+            response, _ = await self._post(endpoint, form)
             document = response.json()
-        grant = form.get("grant_type", "").rpartition(":")[2]
-        if response.status != 200 or document is None:
-            sent = [form[name] for name in _SECRETS if name in form]
-            reason = describe_error(document, response.status, [*sent, self.identity.client_secret or ""])
-            self.tried.append(f"{grant} at {shown_url(endpoint)}: {reason}")
-            code = str((document or {}).get("error", ""))[:100]
-            raise TokenRefusal(
-                f"The authorization server {shown_url(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
-                code,
-                response.status,
-                self.tried,
-            )
-        self.tried.append(f"{grant} at {shown_url(endpoint)}: granted")
-        return document
+        step = f"{form['grant_type'].rpartition(':')[2]} at {shown_url(endpoint)}"
+        if response.status == 200 and document is not None:
+            tried.append(f"{step}: granted")
+            return document
+        sent = [form[name] for name in _SECRETS if name in form]
+        reason = describe_error(document, response.status, [*sent, self.identity.client_secret or ""])
+        tried.append(f"{step}: {reason}")
+        code = str((document or {}).get("error", ""))[:100]
+        remedy = _REMEDIES.get(code, "try again later, or ask its operator")
+        message = f"The authorization server {shown_url(self.issuer.issuer)} gave no token ({reason}); {remedy}."
+        raise TokenRefusal(message, code, response.status)
 
-    @property
-    def _place(self) -> str:
-        return f"issuer {self.issuer.issuer}"
-
-    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[HttpAnswer, bool]]:
+    async def _post(self, endpoint: str, form: Mapping[str, str]) -> tuple[HttpAnswer, bool]:
         """Post a form to `endpoint`; return the response, and whether it contains a new nonce."""
+        place = f"issuer {self.issuer.issuer}"
         sent = dict(form)
         headers: dict[str, str] = {}
         self._authenticate(sent, headers)
         if self.dpop is not None:
-            headers["DPoP"] = self.dpop.proof("POST", endpoint, nonce=self.nonces.get(self._place))
+            headers["DPoP"] = self.dpop.proof("POST", endpoint, nonce=self.nonces.get(place))
         try:
-            response = yield post_form(endpoint, sent, headers)
+            response = await self.context.send(post_form(endpoint, sent, headers))
         except FetchFailed as failure:
-            self.tried.append(f"{shown_url(endpoint)}: {failure}")
-            raise AuthorizationFailed(
-                "The token endpoint cannot be reached; try again, or check the network.", self.tried
-            ) from None
-        return response, self.nonces.put(self._place, response.headers.get("dpop-nonce"))
+            self.context.tried.append(f"{shown_url(endpoint)}: {failure}")
+            raise AuthorizationFailed("The token endpoint cannot be reached; check the network.") from None
+        return response, self.nonces.put(place, response.headers.get("dpop-nonce"))
 
     def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
-        identity = self.identity
-        method = self._method()
-        form["client_id"] = (
-            identity.client_id
-        )  # even with an Authorization header: servers of other SDKs require it here
-        if method == "private_key_jwt" and self.key is not None:
-            form["client_assertion_type"] = _ASSERTION_TYPE
-            form["client_assertion"] = self.key.assertion(identity.client_id, self.issuer.issuer, self.clock())
-        elif method == "client_secret_basic" and identity.client_secret is not None:
-            pair = f"{quote_plus(identity.client_id)}:{quote_plus(identity.client_secret)}"
-            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        elif method == "client_secret_post" and identity.client_secret is not None:
-            form["client_secret"] = identity.client_secret
-
-    def _method(self) -> str:
-        """Return how the client authenticates: with its key, as it is registered, or in a way the issuer offers."""
+        """Add the client's id, and its secret or a proof of its key: as it is registered, or as the issuer offers."""
+        client_id, secret, method = self.identity.client_id, self.identity.client_secret, self.identity.auth_method
+        if method is None:
+            offered = self.issuer.token_endpoint_auth_methods_supported or ["client_secret_basic"]
+            method = "client_secret_basic" if "client_secret_basic" in offered else "client_secret_post"
+        form["client_id"] = client_id  # even with an Authorization header: servers of other SDKs require it here
         if self.key is not None:
-            return "private_key_jwt"
-        if self.identity.auth_method is not None:
-            return self.identity.auth_method
-        if self.identity.client_secret is None:
-            return "none"
-        offered = self.issuer.token_endpoint_auth_methods_supported
-        if offered is None or "client_secret_basic" in offered:
-            return "client_secret_basic"
-        return "client_secret_post"
+            form["client_assertion_type"] = _ASSERTION_TYPE
+            form["client_assertion"] = self.key.assertion(client_id, self.issuer.issuer, self.clock())
+        elif secret is not None and method == "client_secret_basic":
+            pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        elif secret is not None and method == "client_secret_post":
+            form["client_secret"] = secret
 
     def _read(self, document: Mapping[str, Any], resource: str, asked: list[str]) -> Token:
-        access, kind = document.get("access_token"), document.get("token_type")
-        refresh, scope, seconds = document.get("refresh_token"), document.get("scope"), _seconds(document)
+        access, kind, refresh, scope = map(document.get, ("access_token", "token_type", "refresh_token", "scope"))
+        seconds, now = _seconds(document.get("expires_in")), self.clock()
         if not isinstance(access, str) or not is_sendable(access) or len(access) > _LONGEST_TOKEN:
             raise self._unusable("no access token that can be sent")
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
             raise self._unusable("a token of an unknown type")
-        is_bound = kind.lower() == "dpop"
-        if is_bound and self.dpop is None:
+        key = self.dpop if kind.lower() == "dpop" else None
+        if key is None and kind.lower() == "dpop":
             raise self._unusable("a token that is bound to an unknown key")
         return Token(
             access_token=access,
             issuer=self.issuer.issuer,
             resource=resource,
             client_id=self.identity.client_id,
-            kind="DPoP" if is_bound else "Bearer",
+            kind="Bearer" if key is None else "DPoP",
             granted=scope.split() if isinstance(scope, str) and scope.split() else list(asked),
             asked=list(asked),
-            obtained_at=self.clock(),
-            expires_at=None if seconds is None else self.clock() + seconds,
+            obtained_at=now,
+            expires_at=None if seconds is None else now + seconds,
             refresh_token=refresh if isinstance(refresh, str) and refresh else None,
-            dpop_key=self.dpop.pem() if is_bound and self.dpop is not None else None,
+            dpop_key=None if key is None else key.pem(),
         )
 
     def _unusable(self, what: str) -> AuthorizationFailed:
         return AuthorizationFailed(
-            f"The authorization server {shown_url(self.issuer.issuer)} answered with {what}; tell its operator.",
-            self.tried,
+            f"The authorization server {shown_url(self.issuer.issuer)} answered with {what}; tell its operator."
         )
 
 
-def _seconds(document: Mapping[str, Any]) -> float | None:
+def _seconds(given: Any) -> float | None:
     """Return the lifetime of a token in seconds, or None if it is not valid. Some servers send it as text."""
-    given: Any = document.get("expires_in")
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
-        given = int(given)
-    if not isinstance(given, int | float) or isinstance(given, bool):
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return given if 0 < given < 10**_MOST_DIGITS else None
+    return seconds if 0 < seconds < 10**_MOST_DIGITS and not isinstance(given, bool) else None
 
 
 _REMEDIES = {
@@ -480,7 +479,3 @@ _REMEDIES = {
     "invalid_scope": "request only scopes that it knows",
     "invalid_target": "it does not know this server: check the URL, or ask its operator to register the server",
 }
-
-
-def _remedy(code: str) -> str:
-    return _REMEDIES.get(code, "try again later, or ask its operator")
