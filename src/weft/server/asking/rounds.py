@@ -48,6 +48,7 @@ from weft.types.lifecycle import InputParams
 
 if TYPE_CHECKING:
     from weft.server.calls.call import Call
+    from weft.server.signature.signature import Signature
 
 
 log = logging.getLogger("weft.asks")
@@ -134,12 +135,15 @@ def round_of(call: Call) -> Round | None:
     return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
 
 
-async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
+async def invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
     """Call a user's function: directly if it is async, else in a thread. Return its value.
 
-    If the value is an `InputRequired`, it is raised instead, as if the function had raised it.
+    The context of the call is added to `kwargs` if the function takes it. If the value is an `InputRequired`, it is
+    raised instead, as if the function had raised it.
     """
-    value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
+    if signature.injected is not None:
+        kwargs[signature.injected] = call.context
+    value = await fn(**kwargs) if signature.is_async else await call.services.threads.run(fn, kwargs)
     if isinstance(value, InputRequired):
         raise value
     return value

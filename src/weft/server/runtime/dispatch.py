@@ -621,12 +621,12 @@ class _Checks:
             require_needs(call, () if entry is None else entry.needs)
 
     def subscribe(self, call: Call) -> None:
-        if self._resources.audience.scopes:
+        if self._resources.scopes:
             self._require_of(call, [cast("ReadResourceParams", call.envelope.params).uri])
 
     def listen(self, call: Call) -> None:
         wanted = cast("ListenParams", call.envelope.params).notifications.resource_subscriptions or ()
-        if self._resources.audience.scopes and len(wanted) <= self._most_uris:  # more are refused later
+        if self._resources.scopes and len(wanted) <= self._most_uris:  # more are refused later
             self._require_of(call, wanted)
 
     def fill(self, call: Call) -> None:
