@@ -17,13 +17,7 @@ from weft.server.asking.questions import ask_form, ask_roots, ask_url, check_key
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import COMPLETE
-from weft.types.interaction import (
-    CreateMessageResult,
-    ElicitResult,
-    InputRequest,
-    ListRootsResult,
-    Root,
-)
+from weft.types.interaction import CreateMessageResult, ElicitResult, InputRequest, ListRootsResult, Root
 
 T = TypeVar("T")
 _Completed = Callable[[], Awaitable[None]]
@@ -65,34 +59,34 @@ class AcceptedElicitation(_Elicitation, Generic[T]):
         return True
 
 
-class DeclinedElicitation(_Elicitation):
+class _Unaccepted(_Elicitation):
+    __slots__ = ()
+
+    accepted: Literal[False] = False
+    value: None = None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+class DeclinedElicitation(_Unaccepted):
     """The user declined."""
 
     __slots__ = ()
 
     action: Literal["decline"] = "decline"
-    accepted: Literal[False] = False
     declined: Literal[True] = True
     cancelled: Literal[False] = False
-    value: None = None
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
-class CancelledElicitation(_Elicitation):
+class CancelledElicitation(_Unaccepted):
     """The user closed the question without an answer."""
 
     __slots__ = ()
 
     action: Literal["cancel"] = "cancel"
-    accepted: Literal[False] = False
     declined: Literal[False] = False
     cancelled: Literal[True] = True
-    value: None = None
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
 # Outcome of an elicitation. Type checkers know that `value` is the answer after `if answer.action == "accept"`,

@@ -71,7 +71,10 @@ class _Fields:
         core = refusing_extras(adapter.core_schema)
         self.check_mirrored(schema, core)
         watched = guarded(core)
-        exact, early = (_compiled(each).validate_json for each in (watched, stopping_early(watched)))
+        # Not with the validators that model classes have already, because those lack the changes of the core schema.
+        exact, early = (
+            SchemaValidator(each, _use_prebuilt=False).validate_json for each in (watched, stopping_early(watched))
+        )
         if watched is not core:
             exact, early = watching(exact), watching(early)
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
@@ -88,10 +91,10 @@ class _Fields:
         elif default is not Parameter.empty:
             self.check_default(parameter.name, annotation, default)
             # A mutable default is copied for each call, so that calls do not share it.
-            if not is_hashable(default) or not _field_info(annotation).is_required():
+            if not is_hashable(default) or not FieldInfo.from_annotation(annotation).is_required():
                 annotation = Annotated[annotation, Field(default=default)]
             return NotRequired[annotation]
-        required = _field_info(annotation).is_required()
+        required = FieldInfo.from_annotation(annotation).is_required()
         return Required[annotation] if required else NotRequired[annotation]
 
     def check_default(self, name: str, annotation: Any, default: Any) -> None:
@@ -175,21 +178,9 @@ def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> Typ
     return TypeAdapter(holder)
 
 
-def _compiled(core: Any) -> SchemaValidator:
-    """Compile a core schema that was changed.
-
-    pydantic would use the validators that model classes already have, but those do not have the change.
-    """
-    return SchemaValidator(core, _use_prebuilt=False)
-
-
-def _field_info(annotation: Any) -> FieldInfo:
-    return FieldInfo.from_annotation(annotation)
-
-
 def _outer_name(name: str, field: Any) -> str:
     """Return the name that clients use: the alias of a parameter, else its name."""
-    info = _field_info(get_args(field)[0])
+    info = FieldInfo.from_annotation(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
 
@@ -266,13 +257,7 @@ _REFUSAL = (
 )
 
 
-class _Seen(threading.local):
-    """The keys of the call that is being validated in this thread, by their hash."""
-
-    by_hash: dict[int, list[Any]]
-
-
-_seen = _Seen()
+_seen = threading.local()  # `by_hash`: the keys of the call that is being validated in this thread, by their hash.
 
 
 def guarded(core: Any) -> Any:
@@ -280,13 +265,10 @@ def guarded(core: Any) -> Any:
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
-        place = _KEYS.get(schema["type"])
-        if place is None:
-            return schema
+        place = _KEYS.get(schema["type"], "")
         keys: Any = schema.get(place)
-        if keys is None and place == "keys_schema":  # The names of a JSON object are texts, whose hash is secret.
-            return schema
-        if keys is not None and _is_harmless(keys):
+        # Without a schema, the names of a JSON object are texts, whose hash is secret.
+        if not place or (place == "keys_schema" if keys is None else _is_harmless(keys)):
             return schema
         found.append(place)
         return {**schema, place: core_schema.no_info_after_validator_function(_check_key, keys or {"type": "any"})}
@@ -372,30 +354,45 @@ def inline(schema: dict[str, Any]) -> dict[str, Any]:
     become too long, all definitions that are used more than once stay there too.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
-    placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
+    references = list(_references(schema))
+    mapped = {name for keyword, name in references if keyword != "$ref"}  # A discriminator refers to them.
+    placeable = {
+        name: body
+        for name, body in definitions.items()
+        if name not in mapped and name not in _reachable(body, definitions)
+    }
     if _length(schema, placeable, _LONGEST) >= _LONGEST:
-        uses = Counter(_references(schema))
-        placeable = {name: body for name, body in placeable.items() if uses[_DEFS + name] == 1}
-    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # A discriminator refers to them.
-    placeable = {name: body for name, body in placeable.items() if name not in named}
+        uses = Counter(name for _, name in references)
+        placeable = {name: body for name, body in placeable.items() if uses[name] == 1}
     placed = _place({key: value for key, value in schema.items() if key != "$defs"}, placeable)
     kept = {name: _place(body, placeable) for name, body in definitions.items() if name not in placeable}
     return {**placed, "$defs": kept} if kept else placed
 
 
-def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
-    """Return whether a definition refers to itself, directly or through others."""
+def _references(node: Any, keyword: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each reference to a definition in a schema: its keyword, such as `$ref`, and the name of the definition.
+
+    In the mapping of a discriminator, the "keyword" is a tag.
+    """
+    if isinstance(node, str) and node.startswith(_DEFS):
+        yield keyword, node.removeprefix(_DEFS)
+    elif is_object(node):
+        for key, child in node.items():
+            yield from _references(child, key)
+    elif is_array(node):
+        for child in node:
+            yield from _references(child, keyword)
+
+
+def _reachable(node: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the names of all definitions that a schema refers to, directly or through others."""
     reached: set[str] = set()
-    pending = [name]
+    pending = [node]
     while pending:
-        for text in _references(definitions.get(pending.pop(), {})):
-            inner = text.removeprefix(_DEFS)
-            if inner == name:
-                return True
-            if inner not in reached:
-                reached.add(inner)
-                pending.append(inner)
-    return False
+        names = {name for _, name in _references(pending.pop())} - reached
+        reached |= names
+        pending += [definitions.get(name, {}) for name in names]
+    return reached
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
@@ -403,54 +400,30 @@ def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
 
     Counting stops at `most`.
     """
-    count = 1
+    children: list[Any] = []
     if is_object(node):
-        reference = node.get("$ref")
         children = [value for key, value in node.items() if key != "$defs"]
-        if isinstance(reference, str):
-            children.append(placeable.get(reference.removeprefix(_DEFS)))
-    else:
-        children = list(node) if is_array(node) else []
+        children += [placeable.get(name) for _, name in _references(node.get("$ref"))]
+    elif is_array(node):
+        children = list(node)
+    count = 1
     for child in children:
-        count += _length(child, placeable, most - count)
-        if count >= most:
-            break
+        if count < most:
+            count += _length(child, placeable, most - count)
     return count
 
 
-def _mapped(node: Any) -> Iterator[str]:
-    """Yield the references in the mappings of discriminators."""
-    if is_object(node):
-        mapping = node.get("discriminator")
-        if is_object(mapping):
-            yield from _references(mapping)
-    for child in node.values() if is_object(node) else node if is_array(node) else ():
-        yield from _mapped(child)
-
-
-def _references(node: Any) -> Iterator[str]:
-    """Yield every string in a schema that refers to a definition, including those in the mapping of a discriminator."""
-    if isinstance(node, str):
-        if node.startswith(_DEFS):
-            yield node
-    elif is_object(node):
-        for child in node.values():
-            yield from _references(child)
-    elif is_array(node):
-        for child in node:
-            yield from _references(child)
-
-
-def _place(node: Any, single: dict[str, Any]) -> Any:
+def _place(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with each reference to one of `definitions` replaced by that definition."""
     if is_array(node):
-        return [_place(child, single) for child in node]
+        return [_place(child, definitions) for child in node]
     if not is_object(node):
         return node
-    reference = node.get("$ref")
-    if isinstance(reference, str) and reference.removeprefix(_DEFS) in single:
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _place({**single[reference.removeprefix(_DEFS)], **beside}, single)
-    return {key: _place(value, single) for key, value in node.items()}
+    for _, name in _references(node.get("$ref")):
+        if name in definitions:
+            beside = {key: value for key, value in node.items() if key != "$ref"}
+            return _place({**definitions[name], **beside}, definitions)
+    return {key: _place(value, definitions) for key, value in node.items()}
 
 
 class _Plain(GenerateJsonSchema):
