@@ -85,7 +85,8 @@ class _Fields:
         Most defaults are not put into the field, because the function itself has them. A mutable default is: so each
         call gets a copy of it.
         """
-        annotation, default = parameter.annotation, parameter.default
+        annotation: Any = parameter.annotation
+        default = parameter.default
         if isinstance(default, FieldInfo):
             annotation = Annotated[annotation, default]
         elif default is not Parameter.empty:

@@ -25,7 +25,7 @@ from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
 from weft.server.diagnostics import describe, enclosing_locals, location, target
-from weft.server.signature.errors import ArgumentsError, explain, reason, replace, type_name
+from weft.server.signature.errors import ArgumentsError, explain, place_in, reason, type_name
 from weft.server.signature.output import OutputError, read_output
 from weft.server.signature.plain import Arguments, members, plain_arguments
 
@@ -69,9 +69,6 @@ class Signature(msgspec.Struct, frozen=True):
     dump_output: Callable[[Any], Any] | None  # Turns a return value into JSON values.
     require_text: Callable[[Any], None] | None  # If the return type is text: raises OutputError for others.
     _arguments: Arguments
-
-    def __repr__(self) -> str:
-        return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
         """Decode a JSON object to keyword arguments; raise ArgumentsError if they do not match the signature."""
@@ -160,7 +157,8 @@ def read_signature(
     doc = parse_docstring(inspect.getdoc(target(fn)))
     reader = _Reader(fn, kind, name, untyped=untyped, refs=refs)
     arguments, context, returns = reader.read(injected, doc.params)
-    output = read_output(fn, returns, opaque=opaque, kind=kind, name=name, refs=refs)
+    subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
+    output = read_output(returns, opaque=opaque, subject=subject, refuse=reader.refuse, refs=refs)
     return Signature(
         name=name,
         kind=kind,
@@ -187,12 +185,13 @@ def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
     if not places:
         return None
     arguments = pydantic_core.from_json(raw)
-    changed = [place for place in places if replace(place, arguments, _as_integer)]
-    return pydantic_core.to_json(arguments) if changed else None
-
-
-def _as_integer(given: Any) -> Any:
-    return int(given) if _is_whole(given) else given
+    is_changed = False
+    for place in places:
+        holder, step = place_in(place, arguments)
+        if _is_whole(holder[step]):
+            holder[step] = int(holder[step])
+            is_changed = True
+    return pydantic_core.to_json(arguments) if is_changed else None
 
 
 def _is_whole(given: Any) -> bool:
