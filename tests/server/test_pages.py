@@ -158,7 +158,7 @@ def test_the_cache_holds_no_more_than_the_list_for_a_few_keys() -> None:
 def test_items_can_be_looked_up_and_replaced_in_their_place() -> None:
     pages = filled(2)
     assert (len(pages), pages.get("t1"), pages.get("t9"), pages.get("t0")) == (2, "t1", None, "t0")
-    assert (list(pages), pages.names()) == (["t0", "t1"], ["t0", "t1"])
+    assert (list(pages), list(pages.items)) == (["t0", "t1"], ["t0", "t1"])
     pages.add("t0", "again")
     assert list(pages) == ["again", "t1"]
     assert pages.remove("t9") is None

@@ -20,7 +20,7 @@ from weft.protocol.request_state import RecordedAnswer
 from weft.server.asking import asks
 from weft.server.asking.asks import Elicitation
 from weft.server.asking.once import adapter_of
-from weft.server.asking.questions import ask_model, ask_model_raw, check_key
+from weft.server.asking.questions import ask_model, ask_model_raw, ask_roots, check_key
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection, TokenInfo
@@ -28,7 +28,7 @@ from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId, Result
-from weft.types.interaction import CreateMessageResult, ListenParams, Root, SamplingMessage
+from weft.types.interaction import CreateMessageResult, ListenParams, ListRootsResult, Root, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class Context:
     @_question
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
         """Ask the client for its roots. For `key`, see `elicit`."""
-        return await asks.list_roots(self._call, key)
+        return (await asks.ask(self._call, ask_roots(), ListRootsResult, key)).roots
 
     @overload
     async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: type[T]) -> T: ...

@@ -22,7 +22,7 @@ from weft.server.calls.call import Call
 from weft.server.calls.changes import Changes
 from weft.server.diagnostics import Unserialisable, location
 from weft.server.features.content import BLOCKS, MEDIA, to_block
-from weft.server.features.registry import CacheHint, Encoded, Feature, FeatureOptions, Registry, meant_or_known
+from weft.server.features.registry import CacheHint, Feature, FeatureOptions, Registry, meant_or_known
 from weft.server.features.resources import RegisteredTemplate, Resources
 from weft.server.signature.output import check_text, refuse_unawaited
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
@@ -183,9 +183,8 @@ class Prompts(Registry[RegisteredPrompt]):
     """All prompts of a server."""
 
     def __init__(self, changes: Changes, cache_hint: CacheHint, page_size: int, limits: Limits) -> None:
-        super().__init__("prompts", changes, page_size)
+        super().__init__("prompts", changes, page_size, ListPromptsResult, cache_hint)
         self._limits = limits
-        self._build = self._builder(ListPromptsResult, "prompts", cache_hint)
 
     def add(self, fn: Callable[..., Any], options: FeatureOptions) -> None:
         """Register a prompt and notify subscribers."""
@@ -202,10 +201,6 @@ class Prompts(Registry[RegisteredPrompt]):
         """Serve `prompts/get`."""
         params = cast("GetPromptParams", call.envelope.params)
         return await self.find(call, params.name).fill(call, params.arguments or {})
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `prompts/list`."""
-        return self._page(call, self._pages, self._build)
 
 
 def to_completion(value: Any) -> Completion:

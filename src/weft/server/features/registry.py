@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import count
 from operator import itemgetter
-from typing import Any, ClassVar, Generic, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
@@ -73,6 +73,8 @@ class Feature:
         return RegistrationError(f"{self.kind} {self.name[:256]!r} cannot be registered ({self.where}): {problem}")
 
 
+_Build: TypeAlias = Callable[[Sequence[Any], str | None], Result]  # Makes a result from items and the next cursor.
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Feature)
 
@@ -125,15 +127,12 @@ class CacheHint(msgspec.Struct, frozen=True):
     scope: CacheScope | None = None
 
     def __post_init__(self) -> None:
-        if type(self.ttl_ms) is not int or self.ttl_ms < 0:
+        is_time = type(self.ttl_ms) is int and self.ttl_ms >= 0
+        if not is_time or self.scope not in (None, *get_args(CacheScope)):
             raise UsageError(
-                f"CacheHint(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
-                "0 (do not keep) or more."
-            )
-        if self.scope is not None and self.scope not in get_args(CacheScope):
-            raise UsageError(
-                f"CacheHint(scope={self.scope!r}) is not possible: use 'public' if all users may see the "
-                "result, or 'private' if it belongs to one user."
+                f"CacheHint(ttl_ms={self.ttl_ms!r}, scope={self.scope!r}) is not possible: ttl_ms is a whole number of "
+                "milliseconds, 0 (do not keep) or more; scope is 'public' if all users may see the result, or "
+                "'private' if it belongs to one user."
             )
 
     @property
@@ -225,10 +224,6 @@ class Pages(Generic[T]):
         """Return the item with this name, or None."""
         return self.items.get(name)
 
-    def names(self) -> list[str]:
-        """Return all names, in order."""
-        return list(self.items)
-
     def add(self, name: str, item: T) -> None:
         """Add an item at the end, or replace the item with the same name."""
         with self._lock:
@@ -247,7 +242,7 @@ class Pages(Generic[T]):
     def page(
         self,
         cursor: str | None,
-        build: Callable[[list[T], str | None], Result],
+        build: _Build,
         seal: Callable[[Result], Result],
         key: Hashable,
         *,
@@ -355,10 +350,13 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
 class Registry(Generic[F]):
     """All features of one kind."""
 
-    def __init__(self, kind: ChangeKind, changes: Changes, page_size: int) -> None:
+    def __init__(
+        self, kind: ChangeKind, changes: Changes, page_size: int, result: Callable[..., Result], hint: CacheHint
+    ) -> None:
         self._kind: ChangeKind = kind
         self._changes = changes
         self._pages: Pages[F] = Pages(kind, page_size)
+        self._build = self._builder(result, kind, hint)
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self.scopes: frozenset[str] = _NONE  # All scopes that features need.
         self._hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
@@ -417,7 +415,11 @@ class Registry(Generic[F]):
             hint = f"The {kind}s are: {', '.join(known[:_MOST_NAMED])}{more}."
         return InvalidParams(f"Unknown {kind}. {hint or f'There are no {kind}s.'}")
 
-    def _page(self, call: Call, pages: Pages[Any], build: Callable[[list[Any], str | None], Result]) -> Encoded:
+    async def list(self, call: Call) -> Encoded:
+        """Serve `tools/list`, `resources/list` or `prompts/list`."""
+        return self._page(call, self._pages, self._build)
+
+    def _page(self, call: Call, pages: Pages[Any], build: _Build) -> Encoded:
         """Return one page of the features that the caller may use and that its client supports."""
         cursor = cast("PaginatedParams", call.envelope.params).cursor
         view, sees = None, None
@@ -429,16 +431,14 @@ class Registry(Generic[F]):
             view, sees = (useful, lacking), partial(_is_visible, call)
         return pages.page(cursor, build, call.seal, call.envelope.revision.version, view=view, sees=sees)
 
-    def _builder(
-        self, result: Callable[..., Result], field: str, hint: CacheHint
-    ) -> Callable[[list[Any], str | None], Result]:
+    def _builder(self, result: Callable[..., Result], field: str, hint: CacheHint) -> _Build:
         """Return the function that creates the result for one page.
 
         `result` is the class of the result, `field` is its field for the items, and `hint` says how long clients may
         cache it. A list is private if callers get different lists.
         """
 
-        def build(items: list[F], next_cursor: str | None) -> Result:
+        def build(items: Sequence[F], next_cursor: str | None) -> Result:
             entries = {field: [item.definition for item in items]}
             scope = "private" if self.scopes or self._hiding else hint.list_scope
             return result(**entries, next_cursor=next_cursor, ttl_ms=hint.ttl_ms, cache_scope=scope)

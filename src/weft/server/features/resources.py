@@ -246,11 +246,10 @@ class Resources(Registry[RegisteredResource]):
         list_hint: CacheHint | None = None,
         templates_hint: CacheHint | None = None,
     ) -> None:
-        super().__init__("resources", changes, page_size)
+        super().__init__("resources", changes, page_size, ListResourcesResult, list_hint or cache_hint)
         self._cache_hint = cache_hint  # Default for contents.
         self._limits = limits
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
-        self._build = self._builder(ListResourcesResult, "resources", list_hint or cache_hint)
         self._build_templates = self._builder(
             ListResourceTemplatesResult, "resource_templates", templates_hint or cache_hint
         )
@@ -348,10 +347,6 @@ class Resources(Registry[RegisteredResource]):
     async def templates(self, call: Call) -> Encoded:
         """Serve `resources/templates/list`."""
         return self._page(call, self._templates, self._build_templates)
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `resources/list`."""
-        return self._page(call, self._pages, self._build)
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource) -> Result:

@@ -25,7 +25,7 @@ from weft.server.calls.changes import Changes
 from weft.server.calls.execution import Threads
 from weft.server.diagnostics import location, record, report
 from weft.server.features.content import BLOCKS, MEDIA, to_blocks
-from weft.server.features.registry import CacheHint, Encoded, Feature, FeatureOptions, Registry, require_scopes
+from weft.server.features.registry import CacheHint, Feature, FeatureOptions, Registry, require_scopes
 from weft.server.signature.errors import type_name
 from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
@@ -68,10 +68,6 @@ class RegisteredTool(Feature):
         self._threads = threads
         self._seldom = Seldom(log)  # For warnings that clients can cause.
         raw = options.input_schema
-        try:
-            check_tool_name(self.name)
-        except ValueError as error:
-            raise self.refusal(error) from None
         self.signature: Signature = read_signature(
             fn,
             injected=(Call.context_type,),
@@ -86,13 +82,14 @@ class RegisteredTool(Feature):
         self._has_output_schema = bool(options.output_schema)
         schema = self.signature.input_schema if raw is None else dict(raw)
         try:
+            check_tool_name(self.name)
             self.mirrors: tuple[Mirror, ...] = find_mirrors(schema)
+            if options.timeout is not None and not 0 < options.timeout < math.inf:
+                raise ValueError(
+                    f"timeout= is a number of seconds above 0, not {options.timeout!r}. Leave it out for no limit."
+                )
         except ValueError as error:
             raise self.refusal(error) from None
-        if options.timeout is not None and not 0 < options.timeout < math.inf:
-            raise self.refusal(
-                f"timeout= is a number of seconds above 0, not {options.timeout!r}. Leave it out for no limit."
-            )
         self.definition = Tool(
             name=self.name,
             title=options.title,
@@ -289,18 +286,13 @@ class Tools(Registry[RegisteredTool]):
     def __init__(
         self, changes: Changes, threads: Threads, cache_hint: CacheHint, page_size: int, *, refs: bool = False
     ) -> None:
-        super().__init__("tools", changes, page_size)
+        super().__init__("tools", changes, page_size, ListToolsResult, cache_hint)
         self._threads = threads
         self._refs = refs  # Whether schemas keep their definitions under `$defs`.
-        self._build = self._builder(ListToolsResult, "tools", cache_hint)
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> None:
         """Register a tool and notify subscribers."""
         self._add(self._pages, RegisteredTool(fn, options, self._threads, refs=self._refs), replace=options.replace)
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `tools/list`."""
-        return self._page(call, self._pages, self._build)
 
     def call(self, call: Call) -> Awaitable[Result]:
         """Serve `tools/call`."""

@@ -68,7 +68,7 @@ class _Fields:
             raise self.blame(error) from None
         schema = self.describe(schema, descriptions)
         schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
-        core = refusing_extras(adapter.core_schema)
+        core = with_each(adapter.core_schema, _refusing_extras)
         self.check_mirrored(schema, core)
         watched = guarded(core)
         # Not with the validators that model classes have already, because those lack the changes of the core schema.
@@ -241,15 +241,8 @@ def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
 
 
 _MOST_ALIKE = 16  # Keys with the same hash in one call.
-_KEYS = {  # Types of core schemas that use hashes, each with the name of the schema of its keys.
-    "counter": "keys_schema",
-    "dict": "keys_schema",
-    "frozen-dict": "keys_schema",
-    "frozendict": "keys_schema",
-    "frozenset": "items_schema",
-    "ordered-dict": "keys_schema",
-    "set": "items_schema",
-}
+_SETS = frozenset({"frozenset", "set"})  # Types of core schemas whose items are hashed.
+_MAPPINGS = frozenset({"counter", "dict", "frozen-dict", "frozendict", "ordered-dict"})  # And whose keys are hashed.
 # Types whose hashes a caller cannot predict, and types with few values of the same hash.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
@@ -266,10 +259,12 @@ def guarded(core: Any) -> Any:
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
-        place = _KEYS.get(schema["type"], "")
+        if schema["type"] not in _SETS | _MAPPINGS:
+            return schema
+        place = "items_schema" if schema["type"] in _SETS else "keys_schema"
         keys: Any = schema.get(place)
         # Without a schema, the names of a JSON object are texts, whose hash is secret.
-        if not place or (place == "keys_schema" if keys is None else _is_harmless(keys)):
+        if place == "keys_schema" if keys is None else _is_harmless(keys):
             return schema
         found.append(place)
         return {**schema, place: core_schema.no_info_after_validator_function(_check_key, keys or {"type": "any"})}
@@ -322,15 +317,11 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
     return schema
 
 
-def refusing_extras(core: Any) -> Any:
-    """Return the core schema changed so that unknown fields are refused, unless a type itself allows or ignores them.
+def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
+    """Return a core schema that refuses unknown fields, unless its type itself allows or ignores them.
 
     Otherwise a misspelled field would be dropped silently.
     """
-    return with_each(core, _refusing_extras)
-
-
-def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
     if not _is_silent_on_extras(core):
         return core
     refusing = {**core, "config": {**core.get("config", {}), "extra_fields_behavior": "forbid"}}
@@ -454,7 +445,7 @@ class _Plain(GenerateJsonSchema):
         return shown
 
     def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
-        """Remove the generated title, and declare that unknown fields are refused (`refusing_extras`)."""
+        """Remove the generated title, and declare that unknown fields are refused (`_refusing_extras`)."""
         cls = core.get("cls")
         if cls is not None and shown.get("title") == cls.__name__:
             del shown["title"]
