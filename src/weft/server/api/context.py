@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from functools import lru_cache, wraps
@@ -82,11 +83,12 @@ class Context:
     ...     return f"Counted to {to}."
     """
 
-    __slots__ = ("_call", "_loop", "_progress", "_state")
+    __slots__ = ("_call", "_loop", "_progress", "_state", "_thread")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()  # the thread of the loop
         self._progress: float | None = None  # last value that was reported: the next one must be greater
         self._state: dict[str, Any] | None = None
 
@@ -304,7 +306,7 @@ class Context:
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
         """
-        if _running_loop() is self._loop:  # blocking here would stop the loop that has to run it
+        if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run it
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
@@ -489,13 +491,6 @@ def _log_data(data: Any) -> msgspec.Raw:
         return msgspec.Raw(to_json_text(data).encode())
     except Unserialisable as error:
         raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # no loop runs in this thread
-        return None
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:

@@ -43,6 +43,10 @@ _SERVER = str(Path(__file__).resolve().parents[1])  # the directory of weft.serv
 _LOGS = frozenset({"log", *get_args(LogLevel)})
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _MOST_WARNINGS = 512
+_WARNING = (
+    "%s %s at %s, before it asks%s. The handler runs again from the top when the answer comes, and does this again. If "
+    "it must happen once, put it into ctx.once(key, fn, ...), or do it after the last question."
+)
 
 _warned: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
 
@@ -174,22 +178,11 @@ class Replay:
         waited = (step.place for step in self._steps.values() if step.frame is None and not step.is_over)
         question = next(chain(map(_place, users), waited), "an unknown place")
         for what, place in found:
-            self._log(what, place, question)
-
-    def _log(self, what: str, place: str, question: str) -> None:
-        key = (self._described, f"{what} {place}")
-        if key in _warned or len(_warned) >= _MOST_WARNINGS:
-            return
-        _warned.add(key)
-        where = f"before it asks at {question}" if place != question else "before it asks"
-        log.warning(
-            "%s %s at %s, %s. The handler runs again from the top when the answer comes, and does this again. If it "
-            "must happen once, put it into ctx.once(key, fn, ...), or do it after the last question.",
-            self._described,
-            what,
-            place,
-            where,
-        )
+            key = (self._described, f"{what} {place}")
+            if key not in _warned and len(_warned) < _MOST_WARNINGS:
+                _warned.add(key)
+                where = f" at {question}" if place != question else ""
+                log.warning(_WARNING, self._described, what, place, where)
 
     def _chain(self) -> list[FrameType]:
         """Return the frames of the suspended handler, the outermost first."""

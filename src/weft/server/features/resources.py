@@ -237,22 +237,13 @@ class Resources(Registry[RegisteredResource]):
     """All resources and resource templates of a server."""
 
     def __init__(
-        self,
-        changes: Changes,
-        cache_hint: CacheHint,
-        page_size: int,
-        limits: Limits,
-        *,
-        list_hint: CacheHint | None = None,
-        templates_hint: CacheHint | None = None,
+        self, changes: Changes, page_size: int, limits: Limits, cache_hint: CacheHint, hints: Mapping[str, CacheHint]
     ) -> None:
-        super().__init__("resources", changes, page_size, ListResourcesResult, list_hint or cache_hint)
+        super().__init__("resources", changes, page_size, ListResourcesResult, hints["resources"])
         self._cache_hint = cache_hint  # Default for contents.
         self._limits = limits
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
-        self._build_templates = self._builder(
-            ListResourceTemplatesResult, "resource_templates", templates_hint or cache_hint
-        )
+        self._build_templates = self._builder(ListResourceTemplatesResult, "resource_templates", hints["templates"])
         self.has_needs = False  # Whether any resource needs a capability of the client.
 
     def __len__(self) -> int:

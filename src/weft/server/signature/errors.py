@@ -315,9 +315,12 @@ def _value(path: _Path, arguments: Any) -> Any:
 
 
 def place_in(location: Sequence[str | int], arguments: Any) -> tuple[Any, Any]:
-    """Return the object or array that holds the value at a location, and the name or index of the value there."""
+    """Return the object or array that holds the value at a location, and the name or index of the value there.
+
+    The name is None if the location is not in the arguments, as that of a default.
+    """
     path = _path(location, arguments)
-    return _value(path[:-1], arguments), path[-1]
+    return _value(path[:-1], arguments), path[-1] if path else None
 
 
 def _step(value: Any, step: str | int) -> tuple[bool, Any]:

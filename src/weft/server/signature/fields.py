@@ -141,9 +141,9 @@ class _Fields:
             mirrors = find_mirrors(schema)
         except ValueError:  # Reported when the tool is registered.
             return
+        several = _loose_names(core) if mirrors else set[str]()
         for mirror in mirrors:
-            loose = _loose_name(core, mirror.path)
-            if loose is not None:
+            for loose in several.intersection(mirror.path):
                 raise self.refuse(
                     f"{'.'.join(mirror.path)!r} is repeated in the header {mirror.header}, but {loose!r} may be sent "
                     "by several names.",
@@ -186,44 +186,31 @@ def _outer_name(name: str, field: Any) -> str:
     return alias if isinstance(alias, str) else name
 
 
-def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """Return the first name on `path` that clients may replace by another name, such as an alias; None if none.
+def _loose_names(core: Any) -> set[str]:
+    """Return the names of all fields that clients may send under several names.
 
-    `path` leads from the arguments to a field in nested models.
+    These are fields with several aliases. If any model accepts names beside aliases, they are all fields with an alias.
     """
-    definitions: dict[str, Any] = {}
-    for name in path:
-        by_name = _takes_names(core)
-        while core["type"] not in _HOLDERS:
-            definitions |= {each["ref"]: each for each in core.get("definitions", ())}
-            core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
-            if core is None:  # A type without fields.
-                return None
-            by_name = by_name or _takes_names(core)
-        core = next((inner for alias, inner in _fields_in(core, by_name=by_name) if alias == name), None)
-        if core is None:
-            return name
-    return None
+    loose: set[str] = set()  # Names of fields with several aliases.
+    aliased: set[str] = set()  # Names of fields with one alias.
+    configs: list[Mapping[str, Any]] = []
 
+    def look(schema: dict[str, Any]) -> dict[str, Any]:
+        configs.append(schema.get("config") or {})
+        if schema["type"] in _HOLDERS:
+            fields: Any = schema["fields"]
+            for own, field in [(one["name"], one) for one in fields] if is_array(fields) else fields.items():
+                alias: Any = field.get("validation_alias", own)
+                if not isinstance(alias, str):  # A path of names and indices, or several such paths.
+                    paths = alias if is_array(alias[0]) else [alias]
+                    loose.update([own, *(part for path in paths for part in path if isinstance(part, str))])
+                elif alias != own:
+                    aliased.update([own, alias])
+        return schema
 
-def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the name and schema of each field that clients can send under one name only.
-
-    This name is the alias of the field, if it has one. If `by_name` is True, fields with an alias are left out, because
-    clients can send them under their own name too.
-    """
-    fields: Any = core["fields"]
-    if is_array(fields):
-        fields = {field["name"]: field for field in fields}
-    for own, field in fields.items():
-        alias: Any = field.get("validation_alias", own)
-        if isinstance(alias, str) and (alias == own or not by_name):
-            yield alias, field["schema"]
-
-
-def _takes_names(core: Any) -> bool:
-    config: Any = core.get("config") or {}
-    return bool(config.get("validate_by_name") or config.get("populate_by_name"))
+    with_each(core, look)
+    takes_names = any(one.get("validate_by_name") or one.get("populate_by_name") for one in configs)
+    return loose | aliased if takes_names else loose
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:

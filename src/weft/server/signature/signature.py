@@ -188,7 +188,7 @@ def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
     is_changed = False
     for place in places:
         holder, step = place_in(place, arguments)
-        if _is_whole(holder[step]):
+        if step is not None and _is_whole(holder[step]):
             holder[step] = int(holder[step])
             is_changed = True
     return pydantic_core.to_json(arguments) if is_changed else None
