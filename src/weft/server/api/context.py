@@ -464,11 +464,9 @@ class Context:
 
 def _read(data: bytes, type: type[T]) -> T:
     """Decode JSON as `type`. Raise ValueError if `data` is not a valid `type`."""
-    return (
-        msgspec.json.decode(data, type=type)
-        if isinstance(type, msgspec.StructMeta)
-        else adapter_of(type).validate_json(data)
-    )
+    if isinstance(type, msgspec.StructMeta):
+        return msgspec.json.decode(data, type=type)
+    return cast("T", adapter_of(type).validate_json(data))
 
 
 @lru_cache(maxsize=512)  # warn once per handler

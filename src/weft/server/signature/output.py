@@ -64,7 +64,8 @@ def read_output(
     try:
         if plain := plain_type(returns):
             schema = plain.shown
-            validator, serializer = SchemaValidator(plain.core), SchemaSerializer(plain.core)
+            validator: Any = SchemaValidator(plain.core)
+            serializer: Any = SchemaSerializer(plain.core)
         else:
             from pydantic import TypeAdapter  # Slow to import, and not needed for plain types.
 
