@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, get_overloads
+from typing import Any
 
 import pytest
 
@@ -38,6 +38,9 @@ from weft import Client, Connection, Context, Server, errors
 from weft.client.stdio import default_environment
 from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, ClientLimits, Limits
 from weft.protocol.schema import DIALECTS
+from weft.server.features.registry import FeatureOptions
+from weft.server.features.resources import ResourceOptions
+from weft.server.features.tools import ToolOptions
 from weft.server.run.listening import HttpOptions
 
 ROOT = Path(__file__).parent.parent
@@ -380,9 +383,9 @@ def test_the_page_of_authorization_names_every_login_and_what_it_is_made_of():
     ("page", "title", "known"),
     [
         ("server.md", "## `Server`", keywords(Server) | {"limits": "DEFAULT_LIMITS"}),
-        ("server.md", "### `tool`", keywords(get_overloads(Server.tool)[1])),
-        ("server.md", "### `resource`", keywords(Server.resource)),
-        ("server.md", "### `prompt`", keywords(get_overloads(Server.prompt)[1])),
+        ("server.md", "### `tool`", keywords(ToolOptions)),
+        ("server.md", "### `resource`", keywords(ResourceOptions)),
+        ("server.md", "### `prompt`", keywords(FeatureOptions)),
         ("server.md", "### `run`", keywords(HttpOptions)),
         ("client.md", "## `Client`", keywords(Client) | {"limits": "DEFAULT_CLIENT_LIMITS"}),
         *(("authorization.md", f"### `{cls.__name__}`", keywords(cls)) for cls in LOGIN_PARTS),

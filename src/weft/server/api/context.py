@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from functools import lru_cache, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
@@ -16,9 +17,11 @@ import msgspec
 from weft.errors import InvalidParams, UsageError
 from weft.jsonrpc import encode_notification
 from weft.net.logs import Seldom
+from weft.protocol.request_state import RecordedAnswer
 from weft.server.asking import asks
 from weft.server.asking.asks import Elicitation
-from weft.server.asking.questions import ask_model, ask_model_raw, check_key
+from weft.server.asking.once import adapter_of
+from weft.server.asking.questions import ask_model, ask_model_raw, ask_roots, check_key
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection, TokenInfo
@@ -26,7 +29,7 @@ from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId, Result
-from weft.types.interaction import CreateMessageResult, ListenParams, Root, SamplingMessage
+from weft.types.interaction import CreateMessageResult, ListenParams, ListRootsResult, Root, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams
 
 if TYPE_CHECKING:
@@ -41,7 +44,6 @@ Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 _server_log = logging.getLogger("weft.context")
 _seldom = Seldom(_server_log)  # for warnings that clients can cause as often as they like
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 _TOO_FAST = (
@@ -81,11 +83,12 @@ class Context:
     ...     return f"Counted to {to}."
     """
 
-    __slots__ = ("_call", "_loop", "_progress", "_state")
+    __slots__ = ("_call", "_loop", "_progress", "_state", "_thread")
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._loop = _loop_here()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()  # the thread of the loop
         self._progress: float | None = None  # last value that was reported: the next one must be greater
         self._state: dict[str, Any] | None = None
 
@@ -127,7 +130,7 @@ class Context:
     @property
     def headers(self) -> Mapping[str, str]:
         """The HTTP headers of the request, read-only and without credentials; empty on stdio."""
-        return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
+        return _NONE if self._call.headers is None else self._call.headers.mapping()
 
     # The client.
 
@@ -303,13 +306,12 @@ class Context:
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
         """
-        if _running_loop() is self._loop:  # blocking here would stop the loop that has to run it
+        if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run it
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
-        if self._call.replay is None:
-            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
-        with self._call.replay.waiting(awaitable, caller()):
+        replay = self._call.replay
+        with nullcontext() if replay is None else replay.waiting(awaitable, caller()):
             return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
 
     # Questions: to the user, to the client's model, and for roots.
@@ -379,7 +381,7 @@ class Context:
     @_question
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
         """Ask the client for its roots. For `key`, see `elicit`."""
-        return await asks.list_roots(self._call, key)
+        return (await asks.ask(self._call, ask_roots(), ListRootsResult, key)).roots
 
     @overload
     async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: type[T]) -> T: ...
@@ -411,8 +413,7 @@ class Context:
     @property
     def input_responses(self) -> Mapping[str, Any]:
         """The client's answers so far, by the keys of the questions."""
-        answers = self._answers
-        return MappingProxyType({key: msgspec.json.decode(raw) for key, raw in answers.items()}) if answers else _NONE
+        return MappingProxyType({key: msgspec.json.decode(answer.value) for key, answer in self._answers.items()})
 
     def has_input_response(self, key: str) -> bool:
         """Return whether there is an answer for `key`."""
@@ -427,7 +428,7 @@ class Context:
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
         try:
-            return _read(bytes(self._answers[key]), type)
+            return _read(bytes(self._answers[key].value), type)
         except ValueError:
             fault = f"`inputResponses[{key!r}]` does not have the expected shape."
             raise asker_of(self._call).unusable(fault) from None
@@ -440,32 +441,32 @@ class Context:
     @property
     def request_state(self) -> Any:
         """The decrypted state that an earlier round returned with `InputRequired`; None if no round returned one."""
-        state = None if self._call.asker is None else self._call.asker.state
-        return None if state is None else msgspec.json.decode(state)
+        return None if self._request_state is None else msgspec.json.decode(self._request_state)
 
     def request_state_as(self, type: type[T]) -> T | None:
         """Return `request_state` as `type`; None if there is no state.
 
         Raises `InvalidParams` if the state is not a valid `type`.
         """
-        state = None if self._call.asker is None else self._call.asker.state
         try:
-            return None if state is None else _read(bytes(state), type)
+            return None if self._request_state is None else _read(bytes(self._request_state), type)
         except ValueError:
             raise InvalidParams("Invalid params: `requestState` does not have the expected shape.") from None
 
     @property
-    def _answers(self) -> Mapping[str, msgspec.Raw]:
-        return _NONE if self._call.asker is None else self._call.asker.answers
+    def _answers(self) -> Mapping[str, RecordedAnswer]:
+        return _NONE if self._call.asker is None else self._call.asker.journal.answers
+
+    @property
+    def _request_state(self) -> msgspec.Raw | None:
+        return None if self._call.asker is None else self._call.asker.journal.state
 
 
 def _read(data: bytes, type: type[T]) -> T:
     """Decode JSON as `type`. Raise ValueError if `data` is not a valid `type`."""
     if isinstance(type, msgspec.StructMeta):
         return msgspec.json.decode(data, type=type)
-    from pydantic import TypeAdapter  # imported here: most servers do not need it, and start faster
-
-    return TypeAdapter(type).validate_json(data)
+    return cast("T", adapter_of(type).validate_json(data))
 
 
 @lru_cache(maxsize=512)  # warn once per handler
@@ -488,30 +489,6 @@ def _log_data(data: Any) -> msgspec.Raw:
         return msgspec.Raw(to_json_text(data).encode())
     except Unserialisable as error:
         raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
-
-
-class _Here(threading.local):
-    """Caches the event loop of each thread: every thread sees its own value of `loop`."""
-
-    loop: asyncio.AbstractEventLoop | None = None  # the loop that was running at the last look-up
-
-
-_here = _Here()
-
-
-def _loop_here() -> asyncio.AbstractEventLoop:
-    """Return the running loop, from a cache: in Python 3.11, each `asyncio.get_running_loop` makes a system call."""
-    loop = _here.loop
-    if loop is None or not loop.is_running():  # a thread runs one loop at a time
-        loop = _here.loop = asyncio.get_running_loop()
-    return loop
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # no loop runs in this thread
-        return None
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from weft.backends import Backend
 from weft.eras.base import EraName
@@ -17,7 +17,8 @@ from weft.server.auth.protected_resource import ResourceServer
 from weft.server.auth.tokens import Verifier
 from weft.server.calls.changes import Change
 from weft.server.diagnostics import caller, check_limits, check_options, decorate
-from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, check_info
+from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, FeatureOptions, check_info
+from weft.server.features.resources import ResourceOptions
 from weft.server.features.tools import ToolOptions
 from weft.server.run.engine import CacheList, Engine, EngineOptions, RootsChanged, Servable
 from weft.server.runtime.dispatch import Extension, Translation, check_exceptions, check_middleware
@@ -33,8 +34,46 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
-PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
-RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache_hint")
+Options = TypeVar("Options", bound=FeatureOptions)
+
+
+class PromptKeywords(TypedDict, total=False):
+    """The fields of `FeatureOptions` as keywords of `server.prompt(...)`, for type checkers."""
+
+    name: str | None
+    title: str | None
+    description: str | None
+    icons: list[Icon] | None
+    meta: dict[str, Any] | None
+    needs: Sequence[str]
+    hide: bool
+    scopes: Sequence[str]
+    replace: bool
+
+
+class ResourceKeywords(PromptKeywords, total=False):
+    """The fields of `ResourceOptions` as keywords of `server.resource(...)`."""
+
+    mime_type: str | None
+    size: int | None
+    annotations: Annotations | None
+    cache_hint: CacheHint | None
+
+
+class ToolKeywords(PromptKeywords, total=False):
+    """The fields of `ToolOptions` as keywords of `server.tool(...)`."""
+
+    input_schema: Mapping[str, Any] | None
+    output_schema: Mapping[str, Any] | None
+    annotations: ToolAnnotations | None
+    timeout: float | None
+    single_use: bool
+
+
+def _read_options(what: str, kind: type[Options], options: dict[str, Any]) -> Options:
+    """Return the options of a feature; raise UsageError for an option that does not exist."""
+    check_options(what, options, kind.__struct_fields__)
+    return kind(**options)
 
 
 class Server(Servable):
@@ -174,25 +213,7 @@ class Server(Servable):
     @overload
     def tool(self, fn: F, /) -> F: ...
     @overload
-    def tool(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        input_schema: Mapping[str, Any] | None = None,
-        output_schema: Mapping[str, Any] | None = None,
-        annotations: ToolAnnotations | None = None,
-        icons: list[Icon] | None = None,
-        meta: dict[str, Any] | None = None,
-        timeout: float | None = None,
-        single_use: bool = False,
-        needs: Sequence[str] = (),
-        hide: bool = False,
-        scopes: Sequence[str] = (),
-        replace: bool = False,
-    ) -> Callable[[F], F]: ...
+    def tool(self, /, **options: Unpack[ToolKeywords]) -> Callable[[F], F]: ...
     def tool(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
 
@@ -208,32 +229,13 @@ class Server(Servable):
 
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a function as a tool, without a decorator. The options are those of `tool`."""
-        check_options("A tool", options, ToolOptions.__struct_fields__)
-        self.engine.tools.add(fn, ToolOptions(**options))
+        self.engine.tools.add(fn, _read_options("A tool", ToolOptions, options))
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool."""
         self.engine.tools.remove(name)
 
-    def resource(
-        self,
-        uri: str,
-        /,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        mime_type: str | None = None,
-        size: int | None = None,
-        annotations: Annotations | None = None,
-        icons: list[Icon] | None = None,
-        meta: dict[str, Any] | None = None,
-        cache_hint: CacheHint | None = None,
-        needs: Sequence[str] = (),
-        hide: bool = False,
-        scopes: Sequence[str] = (),
-        replace: bool = False,
-    ) -> Callable[[F], F]:
+    def resource(self, uri: str, /, **options: Unpack[ResourceKeywords]) -> Callable[[F], F]:
         """Register a function that returns the content of a resource, or of all resources of a URI template.
 
         Examples: `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a
@@ -243,21 +245,6 @@ class Server(Servable):
         these capabilities do not see the resource in the list. `scopes` are the scopes that a token must have to read
         and to list it. With `replace`, it replaces a resource or template of the same URI.
         """
-        options = {
-            "name": name,
-            "title": title,
-            "description": description,
-            "mime_type": mime_type,
-            "size": size,
-            "annotations": annotations,
-            "icons": icons,
-            "meta": meta,
-            "cache_hint": cache_hint,
-            "needs": needs,
-            "hide": hide,
-            "scopes": scopes,
-            "replace": replace,
-        }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
             raise UsageError(f"@server.resource needs the URI ({caller()}). Write @server.resource('scheme://path').")
         return lambda fn: decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
@@ -267,8 +254,7 @@ class Server(Servable):
 
         The options are those of `resource`.
         """
-        check_options("A resource", options, RESOURCE_OPTIONS)
-        self.engine.resources.add(uri, content, **options)
+        self.engine.resources.add(uri, content, _read_options("A resource", ResourceOptions, options))
 
     def remove_resource(self, uri: str) -> None:
         """Remove a resource or a resource template."""
@@ -277,20 +263,7 @@ class Server(Servable):
     @overload
     def prompt(self, fn: F, /) -> F: ...
     @overload
-    def prompt(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        icons: list[Icon] | None = None,
-        meta: dict[str, Any] | None = None,
-        needs: Sequence[str] = (),
-        hide: bool = False,
-        scopes: Sequence[str] = (),
-        replace: bool = False,
-    ) -> Callable[[F], F]: ...
+    def prompt(self, /, **options: Unpack[PromptKeywords]) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`.
 
@@ -300,8 +273,7 @@ class Server(Servable):
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a function as a prompt, without a decorator. The options are those of `prompt`."""
-        check_options("A prompt", options, PROMPT_OPTIONS)
-        self.engine.prompts.add(fn, **options)
+        self.engine.prompts.add(fn, _read_options("A prompt", FeatureOptions, options))
 
     def remove_prompt(self, name: str) -> None:
         """Remove a prompt."""

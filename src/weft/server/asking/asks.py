@@ -13,17 +13,11 @@ import msgspec
 
 from weft.jsonrpc import encode_notification
 from weft.protocol.sampling import fault_of_answer
-from weft.server.asking.questions import ask_form, ask_roots, ask_url, check_key, check_request, params_of
+from weft.server.asking.questions import ask_form, ask_url, check_key, check_request, params_of
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import COMPLETE
-from weft.types.interaction import (
-    CreateMessageResult,
-    ElicitResult,
-    InputRequest,
-    ListRootsResult,
-    Root,
-)
+from weft.types.interaction import CreateMessageResult, ElicitResult, InputRequest
 
 T = TypeVar("T")
 _Completed = Callable[[], Awaitable[None]]
@@ -65,34 +59,34 @@ class AcceptedElicitation(_Elicitation, Generic[T]):
         return True
 
 
-class DeclinedElicitation(_Elicitation):
+class _Unaccepted(_Elicitation):
+    __slots__ = ()
+
+    accepted: Literal[False] = False
+    value: None = None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+class DeclinedElicitation(_Unaccepted):
     """The user declined."""
 
     __slots__ = ()
 
     action: Literal["decline"] = "decline"
-    accepted: Literal[False] = False
     declined: Literal[True] = True
     cancelled: Literal[False] = False
-    value: None = None
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
-class CancelledElicitation(_Elicitation):
+class CancelledElicitation(_Unaccepted):
     """The user closed the question without an answer."""
 
     __slots__ = ()
 
     action: Literal["cancel"] = "cancel"
-    accepted: Literal[False] = False
     declined: Literal[False] = False
     cancelled: Literal[True] = True
-    value: None = None
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
 # Outcome of an elicitation. Type checkers know that `value` is the answer after `if answer.action == "accept"`,
@@ -118,7 +112,7 @@ class _FormAnswer(msgspec.Struct):
 
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
     """Ask the user to fill in a form."""
-    answer = await _ask(call, ask_form(message, schema), _FormAnswer, key)
+    answer = await ask(call, ask_form(message, schema), _FormAnswer, key)
     if answer.action != "accept":
         return _elicitation(answer.action, None)
     from weft.forms import parse_form
@@ -135,7 +129,7 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
     check_request(call, request)
     page = asker_of(call).new_page_id()
     request.params.elicitation_id = page
-    answer = await _ask(call, request, ElicitResult, key)
+    answer = await ask(call, request, ElicitResult, key)
     return _elicitation(answer.action, None, None if page is None else partial(notify_complete, call, page))
 
 
@@ -152,19 +146,15 @@ async def notify_complete(call: Call, page: str) -> None:
 
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
     """Ask the client's model."""
-    answer = await _ask(call, request, CreateMessageResult, key)
+    answer = await ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
         raise asker_of(call).unusable(f"the answer to sampling/createMessage breaks a rule: {fault}")
     return answer
 
 
-async def list_roots(call: Call, key: str | None) -> list[Root]:
-    """Ask for the client's roots."""
-    return (await _ask(call, ask_roots(), ListRootsResult, key)).roots
-
-
-async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | None) -> T:
+async def ask(call: Call, request: InputRequest, answer: type[T], key: str | None) -> T:
+    """Ask a question and return the answer as the type `answer`."""
     if key is not None:
         check_key(key, f"key={key!r}")
     check_request(call, request)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
@@ -48,31 +49,39 @@ class Once:
 
         `type` is the type of the result. If it is None, the return annotation of `fn` is used.
         """
-        kept = _StoredResult(key, _result_type(fn) if type is None else type)
+        kind = _result_type(fn) if type is None else type
+        with _explained(f"ctx.once({key!r}) cannot keep a result of the type {_named(kind)}, so nothing was called."):
+            adapter = adapter_of(kind)
         inside = _in_once.get()
         if (self, key) in inside:
             raise UsageError(f"The function given to ctx.once({key!r}) cannot use that key: it would wait for itself.")
         mark = _in_once.set((*inside, (self, key)))
+
+        async def make() -> bytes:
+            self.began = True
+            value = await self._services.threads.call(fn, args, to_end=bool(self._logical))
+            with _explained(
+                f"ctx.once({key!r}) has called its function, but cannot keep the {_named(value.__class__)} that it "
+                "returned, so the next round would call it again."
+            ):
+                return adapter.dump_json(value, warnings=False)  # Values that do not fit are found below.
+
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
                 if key not in self._results:
-                    self._results[key] = msgspec.Raw(await self._first(kept, fn, args))
+                    if self._logical:
+                        name, can_stop = f"{self._logical} {key}", inspect.iscoroutinefunction(fn)
+                        made = await self._services.once_store.once(name, make, can_stop=can_stop)
+                    else:
+                        made = await make()
+                    self._results[key] = msgspec.Raw(made)
         finally:
             _in_once.reset(mark)
-        return kept.read(self._results[key])
-
-    async def _first(self, kept: _StoredResult, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-        """Return the result of `fn`, called in this run or another one, as JSON."""
-        make = partial(self._make, kept, fn, args)
-        if not self._logical:
-            return await make()
-        name = f"{self._logical} {kept.key}"
-        return await self._services.once_store.once(name, make, can_stop=inspect.iscoroutinefunction(fn))
-
-    async def _make(self, kept: _StoredResult, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-        self.began = True
-        value = await self._services.threads.call(fn, args, to_end=bool(self._logical))
-        return kept.write(value)
+        with _explained(
+            f"The stored result of ctx.once({key!r}) cannot be read as {_named(kind)}: the function returned a value "
+            "of another type than its annotation (or type=)."
+        ):
+            return adapter.validate_json(bytes(self._results[key]))
 
     def check_asking(self) -> None:
         """Raise UsageError if the current code runs inside a `once` function, because such a function must not ask.
@@ -83,46 +92,22 @@ class Once:
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 
 
-class _StoredResult:
-    """Writes the result of one key as JSON, and reads it. Raises UsageError for a type that has no JSON form."""
-
-    def __init__(self, key: str, type: Any) -> None:
-        self.key = key
-        self._type = type
-        try:
-            self._adapter = _adapter(type)
-        except Exception as error:  # Pydantic may raise anything for a user's type.
-            raise UsageError(
-                f"ctx.once({key!r}) cannot keep a result of the type {_named(type)}, so nothing was called. {_KEEPABLE}"
-            ) from error
-
-    def write(self, value: Any) -> bytes:
-        """Encode a result as JSON."""
-        try:
-            return self._adapter.dump_json(value, warnings=False)  # `read` finds values that do not fit.
-        except Exception as error:  # Also from the user's serialisers.
-            raise UsageError(
-                f"ctx.once({self.key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "
-                f"it returned, so the next round would call it again. {_KEEPABLE}"
-            ) from error
-
-    def read(self, json: msgspec.Raw) -> Any:
-        """Decode a result from JSON."""
-        try:
-            return self._adapter.validate_json(bytes(json))
-        except Exception as error:  # Also from the user's validators.
-            raise UsageError(
-                f"The stored result of ctx.once({self.key!r}) cannot be read as {_named(self._type)}: the function "
-                f"returned a value of another type than its annotation (or type=). {_KEEPABLE}"
-            ) from error
+@contextmanager
+def _explained(problem: str) -> Generator[None]:
+    """Turn any exception of pydantic, or of the user's validators and serialisers, into a UsageError."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(f"{problem} {_KEEPABLE}") from error
 
 
 def to_json(value: Any) -> msgspec.Raw:
     """Encode a value as JSON, with pydantic."""
-    return msgspec.Raw(_adapter(Any).dump_json(value))
+    return msgspec.Raw(adapter_of(Any).dump_json(value))
 
 
-def _adapter(type: Any) -> TypeAdapter[Any]:
+def adapter_of(type: Any) -> TypeAdapter[Any]:
+    """Return pydantic's adapter of a type, from a cache if possible."""
     return _known_adapter(type) if is_hashable(type) else _known_adapter.__wrapped__(type)
 
 

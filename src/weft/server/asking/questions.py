@@ -19,12 +19,7 @@ from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.server.calls.call import Call, not_declared
 from weft.types.features import TextContent
-from weft.types.interaction import (
-    CreateMessageParams,
-    ElicitParams,
-    InputRequest,
-    SamplingMessage,
-)
+from weft.types.interaction import CreateMessageParams, ElicitParams, InputRequest, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 
 log = logging.getLogger("weft.asks")
@@ -86,18 +81,16 @@ def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
     try:
         check_uri(url)
         read_url(url)
-    except (TypeError, ValueError):
-        raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
-    except UrlRefused as refused:
-        if refused.fault == "credentials":  # Everyone who sees the URL could log in with it.
-            raise UsageError(
-                f"The user cannot be sent to a URL with a name or password before the host {refused.host[:100]!r}: "
-                "take it out of the https URL, and let the user log in on the page."
-            ) from None
-        if refused.fault == "malformed":
+    except (TypeError, ValueError, UrlRefused) as error:
+        refused = error if isinstance(error, UrlRefused) else None
+        if refused is None or refused.fault == "malformed":
             raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
-        shown = f"{refused.scheme}://{refused.host}"[:100]  # Without the path, which may be a secret: this is logged.
-        raise UsageError(f"The user cannot be sent to {shown!r}: use an https URL, or http on this machine.") from None
+        # Without the path, which may be a secret: this is logged.
+        shown = f"{refused.scheme}://{refused.host}"[:100]
+        raise UsageError(
+            f"The user cannot be sent to {shown!r}: use an https URL (or http on this machine) without a name or "
+            "password: let the user log in on the page."
+        ) from None
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url, elicitation_id=id))
 
 

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Container, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -42,6 +43,10 @@ _SERVER = str(Path(__file__).resolve().parents[1])  # the directory of weft.serv
 _LOGS = frozenset({"log", *get_args(LogLevel)})
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _MOST_WARNINGS = 512
+_WARNING = (
+    "%s %s at %s, before it asks%s. The handler runs again from the top when the answer comes, and does this again. If "
+    "it must happen once, put it into ctx.once(key, fn, ...), or do it after the last question."
+)
 
 _warned: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
 
@@ -54,11 +59,11 @@ def watched(handler: Handler) -> Handler:
     async def serve(call: Call) -> Any:
         if not call.era.asks_by_rounds or sys.getprofile() is not None:
             return await handler(call)
-        call.replay = replay = Replay(call)
+        call.replay = Replay(call.described, cast("Coroutine[Any, Any, Any]", handler(call)))
         try:
-            return await _Stepped(replay, cast("Coroutine[Any, Any, Any]", handler(call)))
+            return await call.replay
         finally:
-            replay.forget()
+            call.replay = None  # Releases the frames, so that the objects in them can be freed.
 
     return serve
 
@@ -66,15 +71,13 @@ def watched(handler: Handler) -> Handler:
 class _Step:
     """A possible side effect: one `await` or log message of the user's code."""
 
-    __slots__ = ("asks", "back", "frame", "is_over", "place", "what")
-
     def __init__(self, what: str, place: str, frame: FrameType | None = None, back: FrameType | None = None) -> None:
         self.what = what
         self.place = place
-        self.frame = frame  # frame of the awaited coroutine; None for a future, or for `ctx.wait`
-        self.back = back  # frame of the code that awaits it
-        self.asks = False  # True if it led to a question or a `once`: then it is no side effect
-        self.is_over = False  # whether it has ended; used only if there is no frame
+        self.frame = frame  # Frame of the awaited coroutine; None for a future, or for `ctx.wait`.
+        self.back = back  # Frame of the code that awaits it.
+        self.asks = not what  # Whether it is no side effect: it only reads, or led to a question or a `once`.
+        self.is_over = False  # Whether it has ended; used only if there is no frame.
 
     def is_under_way(self, frames: Container[FrameType | None]) -> bool:
         """Return whether the step is still running; `frames` are the frames that are still running."""
@@ -82,39 +85,53 @@ class _Step:
 
 
 class Replay:
-    """Records the side effects of one run of a handler."""
+    """Runs a handler step by step, and records its side effects. Await the object to run the handler."""
 
-    def __init__(self, call: Call) -> None:
-        self._described = call.described
-        self._steps: dict[FrameType | int, _Step] = {}
-        self._running: list[_Step] = []  # steps without a frame that are still running
-        self._coroutine: Coroutine[Any, Any, Any] | None = None
-        self._handler: FrameType | None = None
-        self._arguments: dict[str, tuple[Any, Any]] = {}  # the handler's arguments, each with a copy of its first value
-
-    # Recording steps.
-
-    def step(self, coroutine: Coroutine[Any, Any, Any], step: Any, value: Any) -> Any:
-        """Run the handler until it is suspended again, and record the coroutines that it awaits.
-
-        `step` is the `send` or `throw` of `coroutine`, and `value` is its argument. Returns what the handler awaits.
-        """
+    def __init__(self, described: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._described = described
         self._coroutine = coroutine
-        for done in self._running:
-            done.is_over = True
-        self._running.clear()
+        self._steps: dict[FrameType | _Step, _Step] = {}  # By frame, or by itself if the step has none.
+        self._awaited: _Step | None = None  # The step for the future that the suspended handler awaits.
+        self._handler: FrameType | None = None  # Frame of the user's handler.
+        self._arguments: dict[
+            str, tuple[Any, Any]
+        ] = {}  # The handler's arguments, each with a copy of its first value.
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step: Any = self._coroutine.send
+        value: Any = None
+        try:
+            while True:
+                awaited = self._run(step, value)
+                try:
+                    value = yield awaited
+                    step = self._coroutine.send
+                except GeneratorExit:
+                    self._coroutine.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - passed to the coroutine, as `await` does
+                    step, value = self._coroutine.throw, error
+        except StopIteration as done:
+            return done.value
+
+    def _run(self, step: Any, value: Any) -> Any:
+        """Run the handler until it is suspended again, and record what it awaits. Return the awaited object.
+
+        `step` is the `send` or `throw` of the coroutine, and `value` is its argument.
+        """
+        if self._awaited is not None:
+            self._awaited.is_over = True
         sys.setprofile(self._see)
         try:
-            return step(value)
+            awaited = step(value)
         finally:
             sys.setprofile(None)
-
-    def suspended(self) -> None:
-        """Record the `await` of a future or a task, for which the profile function is not called."""
+        # The profile function is not called for a future or a task that the user's code awaits.
         leaf = self._chain()[-1:]
         if leaf and _is_users(leaf[0].f_code.co_filename):
-            place = _place(leaf[0])
-            self._begin(_Step("awaits something", place, back=leaf[0]))
+            self._awaited = _Step("awaits something", _place(leaf[0]), back=leaf[0])
+            self._steps[self._awaited] = self._awaited
+        return awaited
 
     @contextmanager
     def waiting(self, awaitable: Any, place: str) -> Generator[None]:
@@ -122,44 +139,22 @@ class Replay:
 
         `place` is the file and line of the call of `ctx.wait`.
         """
-        what = self._judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
-        if what is None:
-            yield
-            return
+        what = _judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
         step = _Step(what, place)
-        self._begin(step)
+        self._steps[step] = step
         try:
             yield
         finally:
             step.is_over = True
-            with suppress(ValueError):
-                self._running.remove(step)
-
-    def _begin(self, step: _Step) -> None:
-        self._running.append(step)
-        self._steps[id(step)] = step
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         code, back = frame.f_code, frame.f_back
         if event != "call" or not code.co_flags & inspect.CO_COROUTINE or back is None or frame in self._steps:
             return
-        if not _is_users(back.f_code.co_filename):
-            if self._handler is None and _is_users(code.co_filename):
-                self._handler, self._arguments = frame, _copies(frame)
-            return
-        what = self._judge(code)
-        if what is not None:
-            self._steps[frame] = _Step(what, _place(back), frame, back)
-
-    def _judge(self, code: Any) -> str | None:
-        """Return a description of what a coroutine does; None if it has no side effects. `code` is its code object."""
-        name: str = code.co_name
-        if code.co_filename.startswith(_SERVER):
-            is_log = code.co_qualname.startswith("Context.") and name in _LOGS
-            return f"logs with ctx.{name}(...)" if is_log else None
-        return None if _READING.match(name) else f"awaits {name}(...)"
-
-    # Questions.
+        if _is_users(back.f_code.co_filename):
+            self._steps[frame] = _Step(_judge(code), _place(back), frame, back)
+        elif self._handler is None and _is_users(code.co_filename):
+            self._handler, self._arguments = frame, _copies(frame)
 
     def asked(self) -> None:
         """Record a question or a `once`. The steps that are running now led to it, so they are no side effects."""
@@ -173,37 +168,21 @@ class Replay:
         done = [step for step in self._steps.values() if not step.asks and not step.is_under_way(under_way)]
         inner = {step.frame for step in done if step.frame is not None}
         found = [(step.what, step.place) for step in done if step.back not in inner]
-        question = self._place_of_question(under_way)
         if self._handler is not None:
-            place = _place(self._handler)
-            found += [(f"has changed its argument {name!r}", place) for name in self._changed(self._handler)]
+            place, now = _place(self._handler), self._handler.f_locals
+            for name, (value, before) in self._arguments.items():
+                with suppress(Exception):  # The user's own comparison may raise anything.
+                    if now.get(name) is value and value != before:
+                        found.append((f"has changed its argument {name!r}", place))
+        users = (frame for frame in under_way if frame is not None and _is_users(frame.f_code.co_filename))
+        waited = (step.place for step in self._steps.values() if step.frame is None and not step.is_over)
+        question = next(chain(map(_place, users), waited), "an unknown place")
         for what, place in found:
-            self._log(what, place, question)
-
-    def _log(self, what: str, place: str, question: str) -> None:
-        key = (self._described, f"{what} {place}")
-        if key in _warned or len(_warned) >= _MOST_WARNINGS:
-            return
-        _warned.add(key)
-        where = f"before it asks at {question}" if place != question else "before it asks"
-        log.warning(
-            "%s %s at %s, %s. The handler runs again from the top when the answer comes, and does this again. If it "
-            "must happen once, put it into ctx.once(key, fn, ...), or do it after the last question.",
-            self._described,
-            what,
-            place,
-            where,
-        )
-
-    def _changed(self, handler: FrameType) -> list[str]:
-        now = handler.f_locals
-        return [
-            name
-            for name, (value, before) in self._arguments.items()
-            if now.get(name) is value and not _is_equal(value, before)
-        ]
-
-    # Frames and places.
+            key = (self._described, f"{what} {place}")
+            if key not in _warned and len(_warned) < _MOST_WARNINGS:
+                _warned.add(key)
+                where = f" at {question}" if place != question else ""
+                log.warning(_WARNING, self._described, what, place, where)
 
     def _chain(self) -> list[FrameType]:
         """Return the frames of the suspended handler, the outermost first."""
@@ -227,45 +206,14 @@ class Replay:
             frame = frame.f_back
         return frames
 
-    def _place_of_question(self, under_way: dict[FrameType | None, None]) -> str:
-        for frame in under_way:
-            if frame is not None and _is_users(frame.f_code.co_filename):
-                return _place(frame)
-        return self._running[-1].place if self._running else "an unknown place"
 
-    def forget(self) -> None:
-        """Release the frames, so that the objects in them can be freed."""
-        self._steps.clear()
-        self._running.clear()
-        self._arguments.clear()
-        self._handler = self._coroutine = None
-
-
-class _Stepped:
-    """An awaitable that runs a coroutine step by step, through `Replay.step`."""
-
-    def __init__(self, replay: Replay, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._replay = replay
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, replay = self._coroutine, self._replay
-        step: Any = coroutine.send
-        value: Any = None
-        try:
-            while True:
-                awaited = replay.step(coroutine, step, value)
-                replay.suspended()
-                try:
-                    value = yield awaited
-                    step = coroutine.send
-                except GeneratorExit:
-                    coroutine.close()
-                    raise
-                except BaseException as error:  # noqa: BLE001 - passed to the coroutine, as `await` does
-                    step, value = coroutine.throw, error
-        except StopIteration as done:
-            return done.value
+def _judge(code: Any) -> str:
+    """Return a description of what a coroutine does; "" if it has no side effects. `code` is its code object."""
+    name: str = code.co_name
+    if code.co_filename.startswith(_SERVER):
+        is_log = code.co_qualname.startswith("Context.") and name in _LOGS
+        return f"logs with ctx.{name}(...)" if is_log else ""
+    return "" if _READING.match(name) else f"awaits {name}(...)"
 
 
 def _place(frame: FrameType) -> str:
@@ -280,15 +228,8 @@ def _copies(frame: FrameType) -> dict[str, tuple[Any, Any]]:
         value = frame.f_locals.get(name)
         if isinstance(value, _PLAIN) or cast("Any", type(value)).__eq__ is object.__eq__:
             continue
-        with suppress(Exception):  # values that cannot be copied or compared are not checked
+        with suppress(Exception):  # Values that cannot be copied or compared are not checked.
             copied = copy.deepcopy(value)
-            if _is_equal(value, copied):
+            if value == copied:
                 found[name] = value, copied
     return found
-
-
-def _is_equal(value: Any, other: Any) -> bool:
-    try:
-        return bool(value == other)
-    except Exception:  # noqa: BLE001 - the user's own comparison
-        return True

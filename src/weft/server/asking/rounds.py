@@ -48,6 +48,7 @@ from weft.types.lifecycle import InputParams
 
 if TYPE_CHECKING:
     from weft.server.calls.call import Call
+    from weft.server.signature.signature import Signature
 
 
 log = logging.getLogger("weft.asks")
@@ -134,12 +135,15 @@ def round_of(call: Call) -> Round | None:
     return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
 
 
-async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
+async def invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
     """Call a user's function: directly if it is async, else in a thread. Return its value.
 
-    If the value is an `InputRequired`, it is raised instead, as if the function had raised it.
+    The context of the call is added to `kwargs` if the function takes it. If the value is an `InputRequired`, it is
+    raised instead, as if the function had raised it.
     """
-    value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
+    if signature.injected is not None:
+        kwargs[signature.injected] = call.context
+    value = await fn(**kwargs) if signature.is_async else await call.services.threads.run(fn, kwargs)
     if isinstance(value, InputRequired):
         raise value
     return value
@@ -155,18 +159,8 @@ class Asker(ABC):
         self._keys = Keys()
         self._once = Once(call.services, journal.once, journal.id)
 
-    @property
-    def answers(self) -> Mapping[str, msgspec.Raw]:
-        """The answers so far, by the keys of their questions."""
-        return {key: answer.value for key, answer in self.journal.answers.items()}
-
-    @property
-    def state(self) -> msgspec.Raw | None:
-        """The last state that the handler returned with `InputRequired`."""
-        return self.journal.state
-
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of a function that is called once per logical call."""
+        """Return the result of `fn`, which is called at most once per logical call."""
         return await self._once.result(key, fn, args, type)
 
     @abstractmethod
@@ -176,17 +170,17 @@ class Asker(ABC):
         The answer is stored under `key`. If `key` is None, a key is made from the content of the question.
         """
 
-    @abstractmethod
     def new_page_id(self) -> str | None:
         """Return an id for a page that the user is sent to; None if the protocol version has no such ids."""
+        return None
 
-    @abstractmethod
     def unusable(self, fault: str) -> Exception:
         """Return the exception for an answer that cannot be used; `fault` says why."""
+        return InvalidParams(f"Invalid params: {fault}")  # Refuses the call, because its params contain the answer.
 
-    @abstractmethod
     async def settle(self, signal: InputRequired) -> bool:
         """Handle questions that a handler returned. Return True if they are answered and the handler must run again."""
+        return False
 
     def _fit(self, method: str, params: Any) -> Any:
         """Return the params of a question as the client's protocol version defines them."""
@@ -200,13 +194,13 @@ class Asker(ABC):
                 "fewer at a time, put them into one form, or raise Limits(input_responses=...)."
             )
 
-    def _check_total(self, asked: int) -> None:
+    def _check_total(self, asked: int, what: str, limit: str) -> None:
         """Raise UsageError if a handler has asked too often, as in an endless loop that lets a model use tools."""
-        most = self._call.services.limits.asks_per_call
+        most: int = getattr(self._call.services.limits, limit)
         if asked > most:
             raise UsageError(
-                f"{self._call.described} has asked {most} questions and is still not done. End its loop sooner, or "
-                "raise Limits(asks_per_call=...)."
+                f"{self._call.described} has asked {most} {what} and is still not done. Return a result when the "
+                f"answers are there, or raise Limits({limit}=...)."
             )
 
 
@@ -226,22 +220,9 @@ class Round(Asker):
         self._questions: dict[str, InputRequest] = {}  # Questions without an answer, by key.
         self._waiters: list[asyncio.Future[None]] = []  # One for each open question.
         self._running = 0  # Number of `once` calls that are running.
-        self._quiet_turns = 0  # Turns of the loop since the last question.
-        self._is_checking = False  # Whether `_check_quiet` is scheduled.
+        self._progress = 0  # Number of questions asked and `once` calls ended.
         self.is_over = False  # Whether the round has ended with unanswered questions.
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
-
-    def new_page_id(self) -> str | None:
-        """Return None: pages have no ids in the stateless era."""
-        return None
-
-    def unusable(self, fault: str) -> Exception:
-        """Return InvalidParams, which refuses the call, because its params contain the answer."""
-        return InvalidParams(f"Invalid params: {fault}")
-
-    async def settle(self, signal: InputRequired) -> bool:
-        """Return False: the questions are the result of this call."""
-        return False
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """Return the answer from the journal, or end the round if there is none."""
@@ -249,7 +230,7 @@ class Round(Asker):
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked[name] = question
-        self._check_total(len(self._asked))
+        self._check_total(len(self._asked), "questions", "asks_per_call")
         answer = self.journal.answer(name, question) or self._early_answer(name, question)
         if self._call.replay is not None:
             self._call.replay.asked()
@@ -273,7 +254,7 @@ class Round(Asker):
         raise _RoundOver  # Not set on the future: it would form a cycle of future, exception and frame.
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of `fn`, which is called at most once per logical call."""
+        """Return the result of `fn`, unless the round is over."""
         if self.is_over and key not in self.journal.once:
             raise _RoundOver  # The journal is sent already, so a result would be lost.
         if self._call.replay is not None:
@@ -326,21 +307,15 @@ class Round(Asker):
             )
 
     def _restart_quiet(self) -> None:
-        self._quiet_turns = 0
-        self._schedule_check()
+        self._progress += 1
+        self._check_quiet(self._progress, QUIET_TURNS + 1)
 
-    def _schedule_check(self) -> None:
-        if not self._is_checking and self._waiters:
-            self._is_checking = True
-            asyncio.get_running_loop().call_soon(self._check_quiet)
-
-    def _check_quiet(self) -> None:
-        self._is_checking = False
-        if self._running or self.is_over:
-            return  # The end of the `once` call schedules the next check.
-        self._quiet_turns += 1
-        if self._quiet_turns <= QUIET_TURNS:
-            self._schedule_check()
+    def _check_quiet(self, progress: int, turns_left: int) -> None:
+        """End the round if there was no progress for some turns of the loop."""
+        if progress != self._progress or self._running or self.is_over or not self._waiters:
+            return  # Each progress starts another check.
+        if turns_left:
+            asyncio.get_running_loop().call_soon(self._check_quiet, progress, turns_left - 1)
         else:
             self._end()
 
@@ -459,7 +434,7 @@ class Channel(Asker):
         return f"{self._page_prefix}-{next(self._page_numbers)}"
 
     def unusable(self, fault: str) -> Exception:
-        """Return QuestionFailed, which the handler may catch, because the call itself is valid."""
+        """Return an exception that the handler may catch: the answer cannot be used, but the call itself is valid."""
         return QuestionFailed(f"The client's answer cannot be used: {fault}")
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
@@ -475,14 +450,13 @@ class Channel(Asker):
 
     async def _send(self, method: str, params: Any) -> msgspec.Raw:
         call, seconds = self._call, self._call.services.limits.ask_seconds
-        if call.cancellation.cancelled:
-            raise QuestionFailed(f"The client cannot be asked ({method}): it has cancelled the call.")
-        if call.reply.answered:
-            raise QuestionFailed(
-                f"The client cannot be asked ({method}): the call is answered. Ask before the handler returns."
-            )
+        if call.cancellation.cancelled or call.reply.answered:
+            reason = "the call is answered. Ask before the handler returns."
+            if call.cancellation.cancelled:
+                reason = "it has cancelled the call."
+            raise QuestionFailed(f"The client cannot be asked ({method}): {reason}")
         self._sent += 1
-        self._check_total(self._sent)
+        self._check_total(self._sent, "questions", "asks_per_call")
         fitting = self._fit(method, params)
         try:
             if call.session is not None and call.reply.can_stream:
@@ -518,13 +492,8 @@ class Channel(Asker):
             check_request(self._call, request)
         if isinstance(signal, UrlElicitationRequired):
             raise self._pages_required(signal)
-        most = self._call.services.limits.input_rounds
-        if self._rounds >= most:
-            raise UsageError(
-                f"{self._call.described} has asked in {most} rounds and is still not done. Return a result when the "
-                "answers are there, or raise Limits(input_rounds=...)."
-            )
         self._rounds += 1
+        self._check_total(self._rounds, "rounds", "input_rounds")
         self.is_retry = True
         answers = await _ask_all(self._ask_returned(request) for request in signal.requests.values())
         self.journal.answers.update(zip(signal.requests, answers, strict=True))

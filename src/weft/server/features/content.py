@@ -26,64 +26,38 @@ BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResourc
 
 _MIME = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(?:\s*;\s*[^;\s][^;]*)*", re.ASCII)
 
-# MIME types that must not depend on the machine; the standard library knows the rest.
+# MIME types that `mimetypes` does not know in every supported Python, or knows by another name.
 _BY_SUFFIX = {
     ".avif": "image/avif",
-    ".csv": "text/csv",
     ".flac": "audio/flac",
-    ".gif": "image/gif",
-    ".html": "text/html",
-    ".jpeg": "image/jpeg",
-    ".jpg": "image/jpeg",
-    ".json": "application/json",
     ".m4a": "audio/mp4",
     ".md": "text/markdown",
-    ".mp3": "audio/mpeg",
     ".oga": "audio/ogg",
     ".ogg": "audio/ogg",
     ".opus": "audio/ogg",
-    ".pdf": "application/pdf",
-    ".png": "image/png",
-    ".py": "text/x-python",
-    ".svg": "image/svg+xml",
     ".toml": "application/toml",
-    ".txt": "text/plain",
     ".wav": "audio/wav",
     ".webp": "image/webp",
     ".xml": "application/xml",
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-_BY_START = (  # Offset and bytes that show the MIME type of data.
-    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
-    (0, b"\xff\xd8\xff", "image/jpeg"),
-    (0, b"GIF87a", "image/gif"),
-    (0, b"GIF89a", "image/gif"),
-    (0, b"BM", "image/bmp"),
-    (8, b"WEBP", "image/webp"),
-    (4, b"ftypavif", "image/avif"),
-    (0, b"<svg", "image/svg+xml"),
-    (8, b"WAVE", "audio/wav"),
-    (0, b"ID3", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio/mpeg"),
-    (0, b"\xff\xf3", "audio/mpeg"),
-    (0, b"\xff\xf2", "audio/mpeg"),
-    (0, b"OggS", "audio/ogg"),
-    (0, b"fLaC", "audio/flac"),
-    (4, b"ftypM4A", "audio/mp4"),
-    (0, b"%PDF-", "application/pdf"),
+_BY_START: tuple[tuple[int, tuple[bytes, ...], str], ...] = (  # Offset and bytes that show the MIME type of data.
+    (0, (b"\x89PNG\r\n\x1a\n",), "image/png"),
+    (0, (b"\xff\xd8\xff",), "image/jpeg"),
+    (0, (b"GIF87a", b"GIF89a"), "image/gif"),
+    (0, (b"BM",), "image/bmp"),
+    (8, (b"WEBP",), "image/webp"),
+    (4, (b"ftypavif",), "image/avif"),
+    (0, (b"<svg",), "image/svg+xml"),
+    (8, (b"WAVE",), "audio/wav"),
+    (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg"),
+    (0, (b"OggS",), "audio/ogg"),
+    (0, (b"fLaC",), "audio/flac"),
+    (4, (b"ftypM4A",), "audio/mp4"),
+    (0, (b"%PDF-",), "application/pdf"),
 )
-_TEXT = frozenset(  # MIME types of text that do not begin with "text/".
-    {
-        "application/javascript",
-        "application/json",
-        "application/sql",
-        "application/toml",
-        "application/x-sh",
-        "application/xml",
-        "application/yaml",
-    }
-)
+_TEXT = re.compile(r"text/.*|application/(javascript|json|sql|toml|x-sh|xml|yaml)|.*\+(json|xml|yaml)", re.DOTALL)
 
 
 class _Media:
@@ -254,7 +228,12 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
     if path is not None:
         import mimetypes  # Reads tables of the system.
 
-        named = _BY_SUFFIX.get(path.suffix.lower()) or mimetypes.guess_type(path.name, strict=False)[0]
+        built_in = mimetypes.MimeTypes()  # Without these tables, so that common types do not depend on the machine.
+        named = (
+            _BY_SUFFIX.get(path.suffix.lower())
+            or built_in.guess_type(path.name)[0]
+            or mimetypes.guess_type(path.name, strict=False)[0]
+        )
         if named is not None and named.startswith(family):
             return named
     for offset, start, mime_type in _BY_START:
@@ -281,8 +260,7 @@ def is_text(mime_type: str) -> bool:
     >>> is_text("text/csv; charset=utf-8"), is_text("image/svg+xml"), is_text("image/png")
     (True, True, False)
     """
-    bare = mime_type.partition(";")[0].strip().lower()
-    return bare.startswith("text/") or bare in _TEXT or bare.endswith(("+json", "+xml", "+yaml"))
+    return _TEXT.fullmatch(mime_type.partition(";")[0].strip().lower()) is not None
 
 
 def base64_of(data: bytes) -> str:

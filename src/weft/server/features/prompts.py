@@ -7,7 +7,7 @@ parameter's type (an enum, a `Literal`) are suggested.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Literal, NoReturn, cast
 
@@ -18,23 +18,15 @@ from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.schema import alternatives
 from weft.server.asking.rounds import invoke
-from weft.server.calls.call import Call, check_hide, check_needs
+from weft.server.calls.call import Call
 from weft.server.calls.changes import Changes
-from weft.server.diagnostics import Unserialisable, check_scopes, location
+from weft.server.diagnostics import Unserialisable, location
 from weft.server.features.content import BLOCKS, MEDIA, to_block
-from weft.server.features.registry import (
-    CacheHint,
-    Encoded,
-    Registry,
-    check_definition,
-    meant_or_known,
-    unknown,
-    usable,
-)
+from weft.server.features.registry import CacheHint, Feature, FeatureOptions, Registry, meant_or_known
 from weft.server.features.resources import RegisteredTemplate, Resources
 from weft.server.signature.output import check_text, refuse_unawaited
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
-from weft.types.base import ROLES, Icon, Meta, Result, Struct
+from weft.types.base import ROLES, Result, Struct
 from weft.types.features import (
     CompleteParams,
     CompleteResult,
@@ -116,21 +108,22 @@ def _message(value: Any) -> PromptMessage:
     )
 
 
-class RegisteredPrompt:
+class RegisteredPrompt(Feature):
     """A prompt and its function."""
 
-    __slots__ = ("_limits", "_parsed", "definition", "fn", "hide", "needs", "scopes", "signature", "where")
+    kind = "Prompt"
 
-    def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
+    def __init__(self, fn: Callable[..., Any], options: FeatureOptions, limits: Limits) -> None:
+        name = options.name or str(getattr(fn, "__name__", type(fn).__name__))
+        super().__init__(name, location(fn), options)
+        if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+            raise self.refusal(
+                f"a name has 1 to {_MAX_NAME} printable characters. Set another name with @server.prompt(name=...)."
+            )
         self.fn = fn
-        self.definition = definition
-        self.where = where
-        self.scopes: tuple[str, ...] = ()
-        self.needs: tuple[str, ...] = ()
-        self.hide = False
         self._limits = limits
         self.signature = read_signature(
-            fn, injected=(Call.context_type,), opaque=(Struct, *MEDIA), kind="prompt", name=definition.name
+            fn, injected=(Call.context_type,), opaque=(Struct, *MEDIA), kind="prompt", name=name
         )
         whole = self.signature.input_schema
         properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})
@@ -138,16 +131,12 @@ class RegisteredPrompt:
         self._parsed = {  # Parameters whose type accepts no string: their values are read as JSON.
             name for name, schema in properties.items() if not any(map(_takes_text, alternatives(schema, whole)))
         }
-        definition.description = definition.description or self.signature.description or None
-        definition.arguments = [
+        arguments = [
             PromptArgument(name, schema.get("title"), schema.get("description"), required=name in required)
             for name, schema in properties.items()
-        ] or None
-
-    @property
-    def described(self) -> str:
-        """The name and the source location, for messages to the developer."""
-        return f"Prompt {self.definition.name!r} ({self.where})"
+        ]
+        description = options.description or self.signature.description or None
+        self.definition = Prompt(name, options.title, description, arguments or None, options.icons, options.meta)
 
     def _read(self, text: str) -> Any:
         """Decode an argument from JSON. If it is not JSON, return the text itself: validation then refuses it."""
@@ -165,10 +154,8 @@ class RegisteredPrompt:
             kwargs = self.signature.bind(values)
         except ArgumentsError as error:
             raise InvalidParams(f"Invalid params: {error.describe(self._limits)}") from None
-        if self.signature.injected is not None:
-            kwargs[self.signature.injected] = call.context
         try:
-            return self._result(await invoke(call, self.fn, self.signature.is_async, kwargs))
+            return self._result(await invoke(call, self.fn, self.signature, kwargs))
         except BaseException:
             call.blamed = self.described
             raise
@@ -196,56 +183,24 @@ class Prompts(Registry[RegisteredPrompt]):
     """All prompts of a server."""
 
     def __init__(self, changes: Changes, cache_hint: CacheHint, page_size: int, limits: Limits) -> None:
-        super().__init__("prompts", changes, page_size)
+        super().__init__("prompts", changes, page_size, ListPromptsResult, cache_hint)
         self._limits = limits
-        self._build = self._builder(ListPromptsResult, "prompts", cache_hint)
 
-    def add(
-        self,
-        fn: Callable[..., Any],
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        icons: list[Icon] | None = None,
-        meta: Meta | None = None,
-        needs: Sequence[str] = (),
-        hide: bool = False,
-        scopes: Sequence[str] = (),
-        replace: bool = False,
-        where: str | None = None,
-    ) -> None:
+    def add(self, fn: Callable[..., Any], options: FeatureOptions) -> None:
         """Register a prompt and notify subscribers."""
-        where = where or location(fn)
-        name = name or str(getattr(fn, "__name__", type(fn).__name__))
-        if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
-            raise RegistrationError(
-                f"Prompt {name[:_MAX_NAME]!r} cannot be registered ({where}): a name has 1 to {_MAX_NAME} printable "
-                "characters. Set another name with @server.prompt(name=...)."
-            )
-        definition = Prompt(name, title, description, None, icons, meta)
-        prompt = RegisteredPrompt(fn, definition, self._limits, where)
-        prompt.scopes = check_scopes(scopes, prompt.described)
-        prompt.needs = check_needs(needs, prompt.described)
-        prompt.hide = check_hide(hide, prompt.needs, prompt.described)
-        check_definition(definition, f"Prompt {name!r}", where)
-        self._add(self._pages, name, prompt, replace=replace)
+        self._add(self._pages, RegisteredPrompt(fn, options, self._limits), replace=options.replace)
 
     def find(self, call: Call, name: str) -> RegisteredPrompt:
         """Return the prompt with this name; raise InvalidParams if there is none."""
         prompt = self._pages.get(name)
         if prompt is None:
-            raise unknown("prompt", name, [prompt.definition.name for prompt in usable(call, self._pages)])
+            raise self._unknown(call, name)
         return prompt
 
     async def get_prompt(self, call: Call) -> Result:
         """Serve `prompts/get`."""
         params = cast("GetPromptParams", call.envelope.params)
         return await self.find(call, params.name).fill(call, params.arguments or {})
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `prompts/list`."""
-        return self.audience.page(call, self._pages, self._build)
 
 
 def to_completion(value: Any) -> Completion:
@@ -273,8 +228,6 @@ def to_completion(value: Any) -> Completion:
 class RegisteredCompletion:
     """A function that suggests values: `fn(value)` or `fn(value, arguments)`, with an optional Context."""
 
-    __slots__ = ("fn", "parameters", "signature", "where")
-
     def __init__(self, fn: Callable[..., Any], argument: str) -> None:
         self.fn = fn
         self.where = location(fn)
@@ -292,10 +245,8 @@ class RegisteredCompletion:
     async def suggest(self, call: Call, value: str, arguments: Mapping[str, str]) -> Completion:
         """Call the function with the text typed so far and the other arguments; return its suggestions."""
         kwargs: dict[str, Any] = dict(zip(self.parameters, (value, arguments), strict=False))
-        if self.signature.injected is not None:
-            kwargs[self.signature.injected] = call.context
         try:
-            return to_completion(await invoke(call, self.fn, self.signature.is_async, kwargs))
+            return to_completion(await invoke(call, self.fn, self.signature, kwargs))
         except BaseException:
             call.blamed = f"The completion of {self.signature.name!r} ({self.where})"
             raise
@@ -386,8 +337,8 @@ class Completions:
 
     def _signatures(self, kind: str) -> dict[str, Signature]:
         if kind == "prompt":
-            return {prompt.definition.name: prompt.signature for prompt in self._prompts}
-        return {entry.uri: entry.signature for entry in self._resources if isinstance(entry, RegisteredTemplate)}
+            return {prompt.name: prompt.signature for prompt in self._prompts}
+        return {entry.name: entry.signature for entry in self._resources if isinstance(entry, RegisteredTemplate)}
 
 
 def _arguments(signature: Signature) -> list[str]:

@@ -3,10 +3,9 @@
 This module checks definitions, and owns the order of a list, its pages and cursors, which features each caller may see,
 and how long clients may cache a list. Each page is encoded once. Nothing here calls the user's code.
 
-A cursor contains the name and the serial number of the last item of a page. Every worker that registered the same
-features understands it. The next page begins after the item of that name, so items may be added or removed in between,
-and workers may have registered features in another order. If the item was removed, or was removed and added again at
-the end, the next page begins after its old serial number.
+A cursor contains the serial number of the last item of a page: the next page begins with the first item that was added
+later. So items may be added or removed in between. Every worker that adds the same features in the same order
+understands the cursor.
 """
 
 from __future__ import annotations
@@ -15,43 +14,66 @@ import base64
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast, get_args
+from functools import partial
+from itertools import count
+from operator import itemgetter
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
 from weft.errors import InvalidParams, InvalidRequest, RegistrationError, UsageError
-from weft.protocol.names import check_meta_key, closest
-from weft.server.calls.call import Call
+from weft.protocol.names import check_meta_key
+from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Change, ChangeKind, Changes
-from weft.server.diagnostics import caller, did_you_mean
-from weft.types.base import CacheScope, Implementation, Meta, Result, Struct
+from weft.server.diagnostics import caller, check_scopes, did_you_mean
+from weft.types.base import CacheScope, Icon, Implementation, Meta, Result, Struct
 from weft.types.lifecycle import PaginatedParams
 
 DEFAULT_PAGE_SIZE = 250
 
-_MAX_CURSOR = 16 * 1024  # Enough for the longest URI, escaped and in base64.
+_MAX_CURSOR = 128  # Characters of a cursor.
 _MAX_KEYS = 8  # Protocol versions whose pages are cached; for more, pages are encoded each time.
 _MAX_VIEWS = 64  # Filtered lists that are cached; more are computed each time.
-_MAX_REMOVED = 1000  # Removed names that are remembered.
 _MOST_NAMED = 10  # Names that the error for an unknown name lists.
 _NONE: frozenset[str] = frozenset()
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Feature(Protocol):
+class FeatureOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """The options of a prompt, which tools and resources have as well."""
+
+    name: str | None = None
+    title: str | None = None
+    description: str | None = None
+    icons: list[Icon] | None = None
+    meta: Meta | None = None
+    needs: Sequence[str] = ()  # Capabilities that a client must have declared.
+    hide: bool = False  # Whether to hide the feature from clients without these capabilities.
+    scopes: Sequence[str] = ()  # Scopes that a token must have to use and to list the feature.
+    replace: bool = False  # Whether to replace a feature of the same name.
+
+
+class Feature:
     """A registered tool, resource, template or prompt."""
 
-    where: str  # Source location of the function.
-    scopes: tuple[str, ...]  # Scopes that a token must have.
-    needs: tuple[str, ...]  # Capabilities that the client must have.
-    hide: bool  # Whether the lists for clients without these capabilities omit the feature.
+    kind: ClassVar[str]  # "Tool", "Resource" or "Prompt", for messages.
+    definition: Any  # The description of the feature that clients get in a list: a struct.
 
-    @property
-    def definition(self) -> Struct:
-        """The description of the feature that clients get in a list."""
-        ...
+    def __init__(self, name: str, where: str, options: FeatureOptions) -> None:
+        self.name = name  # The URI of a resource, the text of a template.
+        self.where = where  # Source location of the function.
+        self.described = f"{self.kind} {name!r} ({where})"  # For messages to the developer.
+        self.scopes = check_scopes(options.scopes, self.described)
+        self.needs = check_needs(options.needs, self.described)
+        self.hide = check_hide(options.hide, self.needs, self.described)
 
+    def refusal(self, problem: object) -> RegistrationError:
+        """Return the error for a feature that cannot be registered."""
+        return RegistrationError(f"{self.kind} {self.name[:256]!r} cannot be registered ({self.where}): {problem}")
+
+
+_Build: TypeAlias = Callable[[Sequence[Any], str | None], Result]  # Makes a result from items and the next cursor.
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Feature)
@@ -90,20 +112,6 @@ def meant_or_known(name: str, known: Sequence[str]) -> str:
     return did_you_mean(name, known).rstrip() or f"There are: {', '.join(known[:_MOST_NAMED]) or 'none'}."
 
 
-def unknown(kind: str, name: str, known: Sequence[str]) -> InvalidParams:
-    """Return the error for an unknown tool or prompt. `known` are the names that the caller may see."""
-    near = closest(name, known)
-    if near:
-        hint = f"Did you mean {near!r}?"
-    elif known:
-        rest = len(known) - _MOST_NAMED
-        more = f", and {rest} more; {kind}s/list names them all" if rest > 0 else ""
-        hint = f"The {kind}s are: {', '.join(known[:_MOST_NAMED])}{more}."
-    else:
-        hint = f"There are no {kind}s."
-    return InvalidParams(f"Unknown {kind}. {hint}")
-
-
 class CacheHint(msgspec.Struct, frozen=True):
     """How long a client may cache a result, and whether its users may share the cached result.
 
@@ -119,15 +127,12 @@ class CacheHint(msgspec.Struct, frozen=True):
     scope: CacheScope | None = None
 
     def __post_init__(self) -> None:
-        if type(self.ttl_ms) is not int or self.ttl_ms < 0:
+        is_time = type(self.ttl_ms) is int and self.ttl_ms >= 0
+        if not is_time or self.scope not in (None, *get_args(CacheScope)):
             raise UsageError(
-                f"CacheHint(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
-                "0 (do not keep) or more."
-            )
-        if self.scope is not None and self.scope not in get_args(CacheScope):
-            raise UsageError(
-                f"CacheHint(scope={self.scope!r}) is not possible: use 'public' if all users may see the "
-                "result, or 'private' if it belongs to one user."
+                f"CacheHint(ttl_ms={self.ttl_ms!r}, scope={self.scope!r}) is not possible: ttl_ms is a whole number of "
+                "milliseconds, 0 (do not keep) or more; scope is 'public' if all users may see the result, or "
+                "'private' if it belongs to one user."
             )
 
     @property
@@ -159,14 +164,11 @@ def read_cache_hints(
     return hint, {name: hints.get(name, hint) for name in lists}
 
 
-class Encoded:
+class Encoded(msgspec.Struct):
     """A result in the form of one protocol version, together with its encoded bytes."""
 
-    __slots__ = ("body", "result")
-
-    def __init__(self, result: Result, body: msgspec.Raw) -> None:
-        self.result = result
-        self.body = body
+    result: Result
+    body: msgspec.Raw
 
 
 class _Snapshot(Generic[T]):
@@ -175,35 +177,20 @@ class _Snapshot(Generic[T]):
     A change replaces the whole snapshot, so a page that is being encoded meanwhile belongs to the old snapshot.
     """
 
-    __slots__ = ("items", "names", "pages", "position", "serials", "views")
-
-    def __init__(self, entries: dict[str, tuple[int, T]]) -> None:
-        self.items = [item for _, item in entries.values()]
-        self.serials = [serial for serial, _ in entries.values()]
-        self.names = list(entries)
-        self.position = {name: place for place, name in enumerate(self.names)}
-        self.pages: dict[Hashable, dict[int, Encoded]] = {}
+    def __init__(self, entries: list[tuple[int, T]]) -> None:
+        self.entries = entries  # Serial numbers and items.
+        self.items = [item for _, item in entries]
+        self.pages: dict[Hashable, dict[int, Encoded]] = {}  # By key, and by the position of their first item.
         self.views: dict[Hashable, _Snapshot[T]] = {}
 
     def seen_by(self, view: Hashable, sees: Callable[[T], bool]) -> _Snapshot[T]:
         """Return the part of the list for which `sees` is true. Callers with an equal `view` see the same part."""
         seen = self.views.get(view)
         if seen is None:
-            whole = zip(self.names, self.serials, self.items, strict=True)
-            seen = _Snapshot({name: (serial, item) for name, serial, item in whole if sees(item)})
+            seen = _Snapshot([entry for entry in self.entries if sees(entry[1])])
             if len(self.views) < _MAX_VIEWS:
                 self.views[view] = seen
         return seen
-
-    def pages_of(self, key: Hashable) -> dict[int, Encoded] | None:
-        """Return the cached pages of a key (a protocol version), by the position of their first item.
-
-        The caller adds pages to this dictionary. Returns None if the key is new and too many keys are cached.
-        """
-        pages = self.pages.get(key)
-        if pages is None and len(self.pages) < _MAX_KEYS:
-            pages = self.pages.setdefault(key, {})
-        return pages
 
 
 class Pages(Generic[T]):
@@ -216,62 +203,46 @@ class Pages(Generic[T]):
     (['A', 'B', 'C'], 'B')
     """
 
-    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_removed", "_snapshot")
-
     def __init__(self, kind: str, page_size: int = DEFAULT_PAGE_SIZE) -> None:
         if page_size < 1:
             raise UsageError(f"page_size={page_size!r} is not possible: a page has at least 1 item.")
+        self.items: dict[str, T] = {}  # By name.
         self._kind = kind  # Name of the list. It is part of every cursor, so that cursors of other lists are refused.
         self._page_size = page_size
-        self._entries: dict[str, tuple[int, T]] = {}
-        self._next = 0  # Serial number of the next item.
-        self._removed: dict[str, int] = {}  # Serial numbers of removed items, for cursors that still name them.
+        self._serials: dict[str, int] = {}  # By name.
+        self._new_serials = count()
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self._snapshot: _Snapshot[T] | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.items)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._current().items)
 
     def get(self, name: str) -> T | None:
         """Return the item with this name, or None."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry[1]
-
-    def names(self) -> list[str]:
-        """Return all names, in order."""
-        return list(self._current().names)
+        return self.items.get(name)
 
     def add(self, name: str, item: T) -> None:
         """Add an item at the end, or replace the item with the same name."""
         with self._lock:
-            if name in self._entries:
-                self._entries[name] = (self._entries[name][0], item)
-            else:
-                self._entries[name] = (self._next, item)
-                self._next += 1
+            if name not in self.items:
+                self._serials[name] = next(self._new_serials)
+            self.items[name] = item
             self._snapshot = None
 
     def remove(self, name: str) -> T | None:
         """Remove an item and return it; None if no item has this name."""
         with self._lock:
-            entry = self._entries.pop(name, None)
-            if entry is None:
-                return None
-            serial, item = entry
-            self._removed.pop(name, None)
-            self._removed[name] = serial
-            if len(self._removed) > _MAX_REMOVED:
-                del self._removed[next(iter(self._removed))]
             self._snapshot = None
-        return item
+            self._serials.pop(name, None)
+            return self.items.pop(name, None)
 
     def page(
         self,
         cursor: str | None,
-        build: Callable[[list[T], str | None], Result],
+        build: _Build,
         seal: Callable[[Result], Result],
         key: Hashable,
         *,
@@ -289,46 +260,36 @@ class Pages(Generic[T]):
         snapshot = self._current()
         if sees is not None:
             snapshot = snapshot.seen_by(view, sees)
-        start = 0 if cursor is None else self._start(snapshot, cursor)
+        start = 0 if cursor is None else bisect_right(snapshot.entries, self._read(cursor), key=itemgetter(0))
         # Only pages that begin at a multiple of the page size are cached. So the cache holds the list once per key,
         # whatever cursors a client sends.
-        kept = snapshot.pages_of(key) if start % self._page_size == 0 else None
-        if kept is not None and start in kept:
-            return kept[start]
-        items = snapshot.items[start : start + self._page_size]
-        result = seal(build(items, self._cursor_after(snapshot, start + len(items))))
-        page = Encoded(result, msgspec.Raw(_encode(result)))
-        if kept is not None:
-            kept[start] = page
-        return page
+        is_cached = start % self._page_size == 0 and (key in snapshot.pages or len(snapshot.pages) < _MAX_KEYS)
+        kept = snapshot.pages.setdefault(key, {}) if is_cached else {}
+        if start not in kept:
+            end = start + self._page_size
+            following = self._cursor(snapshot.entries[end - 1][0]) if end < len(snapshot.items) else None
+            result = seal(build(snapshot.items[start:end], following))
+            kept[start] = Encoded(result, msgspec.Raw(_encode(result)))
+        return kept[start]
 
     def _current(self) -> _Snapshot[T]:
         snapshot = self._snapshot
         if snapshot is None:
             with self._lock:
-                snapshot = self._snapshot = self._snapshot or _Snapshot(self._entries)
+                entries = [(self._serials[name], item) for name, item in self.items.items()]
+                snapshot = self._snapshot = self._snapshot or _Snapshot(entries)
         return snapshot
 
-    def _cursor_after(self, snapshot: _Snapshot[T], end: int) -> str | None:
-        if end >= len(snapshot.items):
-            return None
-        payload = _encode([self._kind, snapshot.names[end - 1], snapshot.serials[end - 1]])
-        return base64.urlsafe_b64encode(payload).decode().rstrip("=")
+    def _cursor(self, serial: int) -> str:
+        return base64.urlsafe_b64encode(_encode((self._kind, serial))).decode().rstrip("=")
 
-    def _start(self, snapshot: _Snapshot[T], cursor: str) -> int:
-        """Return the position after the item that the cursor names, or after its former position if it was removed."""
-        name, serial = self._read(cursor)
-        place = snapshot.position.get(name)
-        if place is None or self._removed.get(name) == serial:
-            return bisect_right(snapshot.serials, serial)
-        return place + 1
-
-    def _read(self, cursor: str) -> tuple[str, int]:
+    def _read(self, cursor: str) -> int:
+        """Return the serial number in a cursor; raise InvalidParams if this list did not make the cursor."""
         try:
             if len(cursor) > _MAX_CURSOR:
                 raise ValueError("too long")
             payload = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-            kind, name, serial = msgspec.json.decode(payload, type=tuple[str, str, int])
+            kind, serial = msgspec.json.decode(payload, type=tuple[str, int])
             if kind != self._kind or serial < 0:
                 raise ValueError("of another list")
         except ValueError:  # base64 and msgspec raise subclasses of it
@@ -336,56 +297,15 @@ class Pages(Generic[T]):
                 f"Invalid params: `cursor` is not from the list of {self._kind}. "
                 "Leave it out to begin at the first page."
             ) from None
-        return name, serial
+        return serial
 
 
-class Audience:
-    """The scopes and capabilities that decide which features of one registry a caller sees in a list."""
-
-    __slots__ = ("hiding", "scopes")
-
-    def __init__(self) -> None:
-        self.scopes: frozenset[str] = _NONE  # All scopes that features of the registry need.
-        self.hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
-
-    def add(self, item: Feature) -> None:
-        """Add the scopes that a feature requires, and the capabilities without which it is hidden."""
-        self.scopes |= frozenset(item.scopes)
-        if item.hide:
-            self.hiding |= frozenset(item.needs)
-
-    def scope(self, otherwise: CacheScope) -> CacheScope:
-        """Return the cache scope of a list: private if callers get different lists, else `otherwise`."""
-        return "private" if self.scopes or self.hiding else otherwise
-
-    def page(self, call: Call, pages: Pages[F], build: Callable[[list[F], str | None], Result]) -> Encoded:
-        """Return one page of the features that the caller may use and that its client supports."""
-        cursor = cast("PaginatedParams", call.envelope.params).cursor
-        version = call.envelope.revision.version
-        granted = _granted_to(call) if self.scopes else None
-        if granted is None and not self.hiding:
-            return pages.page(cursor, build, call.seal, version)
-        # Other scopes of the token and other capabilities of the client do not change the list.
-        useful = None if granted is None else granted & self.scopes
-        lacking = frozenset(need for need in self.hiding if not call.client_supports(need))
-
-        def sees(item: F) -> bool:
-            return (useful is None or useful.issuperset(item.scopes)) and not (
-                item.hide and not lacking.isdisjoint(item.needs)
-            )
-
-        return pages.page(cursor, build, call.seal, version, view=(useful, lacking), sees=sees)
-
-
-def usable(call: Call, items: Iterable[F]) -> list[F]:
-    """Return the features that the caller may use and see."""
+def _is_visible(call: Call, item: Feature) -> bool:
+    """Return whether the caller has the scopes of a feature, and the feature is not hidden from its client."""
     granted = _granted_to(call)
-    return [
-        item
-        for item in items
-        if (granted is None or granted.issuperset(item.scopes))
-        and not (item.hide and any(not call.client_supports(need) for need in item.needs))
-    ]
+    return (granted is None or granted.issuperset(item.scopes)) and not (
+        item.hide and any(not call.client_supports(need) for need in item.needs)
+    )
 
 
 def _granted_to(call: Call) -> frozenset[str] | None:
@@ -430,12 +350,16 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
 class Registry(Generic[F]):
     """All features of one kind."""
 
-    def __init__(self, kind: ChangeKind, changes: Changes, page_size: int) -> None:
+    def __init__(
+        self, kind: ChangeKind, changes: Changes, page_size: int, result: Callable[..., Result], hint: CacheHint
+    ) -> None:
         self._kind: ChangeKind = kind
         self._changes = changes
         self._pages: Pages[F] = Pages(kind, page_size)
+        self._build = self._builder(result, kind, hint)
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
-        self.audience = Audience()
+        self.scopes: frozenset[str] = _NONE  # All scopes that features need.
+        self._hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
         self.used = False  # Whether there ever was a feature: then the capability stays declared.
 
     def __len__(self) -> int:
@@ -452,52 +376,71 @@ class Registry(Generic[F]):
         """Remove a feature and notify subscribers; raise UsageError if no feature has this name."""
         with self._lock:
             if not self._take_out(name):
-                known = self._names()
+                known = [item.name for item in self]
                 raise UsageError(f"There is no {self._kind[:-1]} {name!r} to remove. {meant_or_known(name, known)}")
         self._changes.publish(Change(self._kind))
 
     def _take_out(self, name: str) -> bool:
         return self._pages.remove(name) is not None
 
-    def _names(self) -> list[str]:
-        return self._pages.names()
-
-    def _add(self, pages: Pages[Any], name: str, item: F, *, replace: bool) -> None:
-        """Add a checked feature and notify subscribers.
+    def _add(self, pages: Pages[Any], item: F, *, replace: bool) -> None:
+        """Check the definition of a feature, add the feature and notify subscribers.
 
         Raises RegistrationError if the name is taken and `replace` is False.
         """
+        check_definition(item.definition, f"{item.kind} {item.name!r}", item.where)
         with self._lock:
-            taken = pages.get(name)
+            taken = pages.get(item.name)
             if taken is not None and not replace:
                 kind = self._kind[:-1]
                 other = "URI" if kind == "resource" else f"name with @server.{kind}(name=...)"
                 raise RegistrationError(
-                    f"{kind.capitalize()} {name!r} is registered twice: at {taken.where} and at {item.where}. "
+                    f"{item.kind} {item.name!r} is registered twice: at {taken.where} and at {item.where}. "
                     "Clients find it by this, so one of the two could never be called. "
                     f"Give one of them another {other}, or the second replace=True."
                 )
-            self._prepare(item, taken)
-            self.audience.add(item)  # Before the feature can be found.
-            pages.add(name, item)
+            self.scopes |= frozenset(item.scopes)  # Before the feature can be found.
+            self._hiding |= frozenset(item.needs if item.hide else ())
+            pages.add(item.name, item)
             self.used = True
         self._changes.publish(Change(self._kind))
 
-    def _prepare(self, item: F, taken: F | None) -> None:
-        """Prepare to add `item`, which replaces `taken` if that is not None. Subclasses override this."""
+    def _unknown(self, call: Call, name: str) -> InvalidParams:
+        """Return the error for an unknown name. It lists only features that the caller may see."""
+        kind, known = self._kind[:-1], [item.name for item in self._pages if _is_visible(call, item)]
+        hint = did_you_mean(name, known).rstrip()
+        if not hint and known:
+            rest = len(known) - _MOST_NAMED
+            more = f", and {rest} more; {kind}s/list names them all" if rest > 0 else ""
+            hint = f"The {kind}s are: {', '.join(known[:_MOST_NAMED])}{more}."
+        return InvalidParams(f"Unknown {kind}. {hint or f'There are no {kind}s.'}")
 
-    def _builder(
-        self, result: Callable[..., Result], field: str, hint: CacheHint
-    ) -> Callable[[list[Any], str | None], Result]:
+    async def list(self, call: Call) -> Encoded:
+        """Serve `tools/list`, `resources/list` or `prompts/list`."""
+        return self._page(call, self._pages, self._build)
+
+    def _page(self, call: Call, pages: Pages[Any], build: _Build) -> Encoded:
+        """Return one page of the features that the caller may use and that its client supports."""
+        cursor = cast("PaginatedParams", call.envelope.params).cursor
+        view, sees = None, None
+        granted = _granted_to(call) if self.scopes else None
+        if granted is not None or self._hiding:
+            # Other scopes of the token and other capabilities of the client do not change the list.
+            useful = None if granted is None else granted & self.scopes
+            lacking = frozenset(need for need in self._hiding if not call.client_supports(need))
+            view, sees = (useful, lacking), partial(_is_visible, call)
+        return pages.page(cursor, build, call.seal, call.envelope.revision.version, view=view, sees=sees)
+
+    def _builder(self, result: Callable[..., Result], field: str, hint: CacheHint) -> _Build:
         """Return the function that creates the result for one page.
 
         `result` is the class of the result, `field` is its field for the items, and `hint` says how long clients may
-        cache it.
+        cache it. A list is private if callers get different lists.
         """
 
-        def build(items: list[F], next_cursor: str | None) -> Result:
+        def build(items: Sequence[F], next_cursor: str | None) -> Result:
             entries = {field: [item.definition for item in items]}
-            scope = self.audience.scope(hint.list_scope)
+            scope = "private" if self.scopes or self._hiding else hint.list_scope
             return result(**entries, next_cursor=next_cursor, ttl_ms=hint.ttl_ms, cache_scope=scope)
 
         return build

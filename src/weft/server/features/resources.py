@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from itertools import chain
 from typing import Any, cast
@@ -19,14 +19,14 @@ from weft.protocol.names import check_uri
 from weft.protocol.schema import alternatives
 from weft.protocol.uritemplate import UriTemplate
 from weft.server.asking.rounds import invoke
-from weft.server.calls.call import Call, check_hide, check_needs
+from weft.server.calls.call import Call
 from weft.server.calls.changes import Changes
-from weft.server.diagnostics import Unserialisable, caller, check_scopes, location
+from weft.server.diagnostics import Unserialisable, caller, location
 from weft.server.features.content import MEDIA, File, base64_of, check_mime_type
-from weft.server.features.registry import CacheHint, Encoded, Pages, Registry, check_definition
+from weft.server.features.registry import CacheHint, Encoded, Feature, FeatureOptions, Pages, Registry
 from weft.server.signature.output import check_text, to_json_text
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
-from weft.types.base import Annotations, Icon, Meta, Result, Struct
+from weft.types.base import Annotations, Result, Struct
 from weft.types.features import (
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -79,73 +79,144 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
     return ResourceContents(uri, mime_type or "application/json", text=to_json_text(value))
 
 
-class _Registered:
-    """The common part of resources and templates."""
+class ResourceOptions(FeatureOptions, kw_only=True, frozen=True):
+    """The options of a resource or a resource template."""
 
-    __slots__ = ("cache_hint", "hide", "needs", "scopes", "uri", "where")
-
-    def __init__(self, uri: str, cache_hint: CacheHint, where: str) -> None:
-        self.uri = uri  # For a template, its text.
-        self.cache_hint = cache_hint
-        self.where = where
-        self.scopes: tuple[str, ...] = ()
-        self.needs: tuple[str, ...] = ()
-        self.hide = False
-
-    @property
-    def described(self) -> str:
-        """The URI and the source location, for messages to the developer."""
-        return f"Resource {self.uri!r} ({self.where})"
+    mime_type: str | None = None
+    size: int | None = None  # In bytes.
+    annotations: Annotations | None = None
+    cache_hint: CacheHint | None = None
 
 
-class RegisteredResource(_Registered):
+class RegisteredResource(Feature):
     """A resource with one URI. It has a function that reads it, or fixed contents."""
 
-    __slots__ = ("_contents", "definition", "fn", "signature")
+    kind = "Resource"
+    signature: Signature  # Of the function; not set if the contents are fixed.
+    _contents: list[ResourceContents] | None = None  # The fixed contents.
 
-    def __init__(
-        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache_hint: CacheHint, where: str
-    ) -> None:
-        super().__init__(definition.uri, cache_hint, where)
-        self.definition = definition
-        self.fn = fn
-        self.signature: Signature | None = None
-        self._contents: list[ResourceContents] = []  # Contents of a resource without a function.
-        if fn is None:
-            self._contents = _registered_contents(content, definition, where)
-        else:
-            self.signature = _read_function(fn, definition)
-            if required := self.signature.input_schema.get("required"):
-                raise RegistrationError(
-                    f"Resource {self.uri!r} cannot be registered ({where}): its function needs {_names(required)}, "
-                    f"which the URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or "
-                    "give them defaults."
-                )
+    def __init__(self, uri: str, content: Any, options: ResourceOptions, limits: Limits, cache_hint: CacheHint) -> None:
+        self.fn: Any = content if callable(content) else None
+        super().__init__(uri, caller() if self.fn is None else location(self.fn), options)
+        self.cache_hint = options.cache_hint or cache_hint
+        try:
+            self._check_uri(options, limits.uri_bytes)
+        except ValueError as error:
+            raise self.refusal(error) from None
+        if options.mime_type is not None:
+            check_mime_type(options.mime_type, f"Resource {uri!r} cannot be registered ({self.where})")
+        name = options.name or str(getattr(self.fn, "__name__", None) or uri.rstrip("/").rpartition("/")[2] or uri)
+        description = options.description
+        if self.fn is not None:
+            self.signature = read_signature(
+                self.fn, injected=(Call.context_type,), opaque=_OPAQUE, kind="resource", name=name
+            )
+            description = description or self.signature.description or None
+        self.definition = self._define(
+            name=name,
+            title=options.title,
+            description=description,
+            mime_type=options.mime_type,
+            icons=options.icons,
+            annotations=options.annotations,
+            meta=options.meta,
+        )
+        if options.size is not None:
+            self.definition.size = options.size
+        if self.fn is None:
+            self._contents = self._fixed(content)
+
+    def _check_uri(self, options: ResourceOptions, most: int) -> None:
+        """Raise ValueError if the URI is malformed or has more than `most` bytes."""
+        check_uri(self.name, most)
+
+    def _define(self, **fields: Any) -> Resource | ResourceTemplate:
+        """Return the definition with these fields; raise RegistrationError if the function does not match the URI."""
+        if self.fn is not None and (required := self.signature.input_schema.get("required")):
+            raise self.refusal(
+                f"its function needs {_names(required)}, which the URI does not give. Put them into the URI as "
+                f"variables, such as {{{required[0]}}}, or give them defaults."
+            )
+        return Resource(self.name, **fields)
+
+    def _fixed(self, content: Any) -> list[ResourceContents]:
+        """Return the fixed contents. Set the MIME type and the size in the definition if they are missing."""
+        definition = cast("Resource", self.definition)
+        try:
+            contents = to_contents(content, self.name, definition.mime_type)
+        except Unserialisable as error:
+            raise self.refusal(error) from None
+        if len(contents) == 1:
+            definition.mime_type = definition.mime_type or contents[0].mime_type
+            if definition.size is None:
+                text, blob = contents[0].text, contents[0].blob
+                definition.size = len(text.encode()) if text is not None else len(b64decode(blob or ""))
+        return contents
 
     async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
-        """Return the current contents."""
-        if self.fn is None or self.signature is None:
+        """Return the current contents. `kwargs` are the arguments of the function."""
+        if self._contents is not None:
             return [copy(item) for item in self._contents]
-        return await _invoke(call, self.fn, self.signature, kwargs)
+        return await invoke(call, self.fn, self.signature, kwargs)
 
 
-class RegisteredTemplate(_Registered):
+class RegisteredTemplate(RegisteredResource):
     """A family of resources: the variables of the template are the parameters of the function."""
 
-    __slots__ = ("definition", "fn", "signature", "template")
+    template: UriTemplate
 
-    def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache_hint: CacheHint, where: str) -> None:
-        super().__init__(definition.uri_template, cache_hint, where)
-        self.definition = definition
-        self.fn = fn
-        try:
-            self.template = UriTemplate(self.uri)
-            _check_readable(self.template)
-        except ValueError as error:
-            raise _not_registered(self.uri, where, str(error)) from None
-        self.signature = _read_function(fn, definition)
-        _check_variables(self.template, self.signature, where)
-        _check_types(self.template, self.signature, where)
+    def refusal(self, problem: object) -> RegistrationError:
+        """Return the error for a template that cannot be registered."""
+        return RegistrationError(
+            f"Resource template {self.name[:200]!r} cannot be registered ({self.where}): {problem}"
+        )
+
+    def _check_uri(self, options: ResourceOptions, most: int) -> None:
+        if len(self.name) > most:
+            raise ValueError(f"it is longer than {most} characters. Shorten it.")
+        if self.fn is None:
+            raise ValueError(
+                "a template needs a function that takes its variables. Register a function, or a URI without {}."
+            )
+        if options.size is not None:
+            raise ValueError("size= is for one resource, and a template has many. Leave it out.")
+        self.template = UriTemplate(self.name)
+        _check_readable(self.template)
+
+    def _define(self, **fields: Any) -> ResourceTemplate:
+        self._check_variables()
+        self._check_types()
+        return ResourceTemplate(self.name, **fields)
+
+    def _check_variables(self) -> None:
+        """Raise RegistrationError if a variable has no parameter, or a parameter without a default has no variable."""
+        variables, parameters = self.template.variables, self.signature.input_schema.get("properties", {})
+        unknown = [name for name in variables if name not in parameters]
+        missing = [name for name in self.signature.input_schema.get("required", ()) if name not in variables]
+        problems = [f"its function has no parameter for {_names(unknown)}"] if unknown else []
+        if missing:
+            problems.append(f"it gives no value for {_names(missing)}")
+        if problems:
+            raise self.refusal(
+                f"{', and '.join(problems)}. Its variables are {_names(variables)}, the parameters are "
+                f"{_names(parameters)}: make them the same."
+            )
+
+    def _check_types(self) -> None:
+        """Raise RegistrationError if a parameter does not accept what its variable gives: a text or a list of texts."""
+        schema = self.signature.input_schema
+        for name in self.template.variables:
+            kinds: list[Any] = [one.get("type") for one in alternatives(schema["properties"][name], schema)]
+            is_list = name in self.template.lists
+            if not kinds or not all(isinstance(kind, str) for kind in kinds):  # The schema does not just name types.
+                continue
+            if "array" in kinds if is_list else not {"array", "object", "null"}.issuperset(kinds):
+                continue
+            given, write = ("a list of texts", f"{name}: list[str]") if is_list else ("a text", f"{name}: str")
+            raise self.refusal(
+                f"its variable {name!r} gives {given}, which the type of that parameter does not accept. Annotate it "
+                f"`{write}`, or change the template: {{{name}*}} gives a list, {{{name}}} a text."
+            )
 
     @property
     def takes_any_text(self) -> bool:
@@ -156,113 +227,48 @@ class RegisteredTemplate(_Registered):
     def match(self, uri: str) -> dict[str, Any] | None:
         """Return the arguments of the function for this URI; None if the URI or the type of a value does not match."""
         values = self.template.match(uri)
-        if values is None:
-            return None
         try:
-            return self.signature.bind(values)
+            return None if values is None else self.signature.bind(values)
         except ArgumentsError:
             return None
 
-    async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
-        """Return the contents of the resource that these arguments name."""
-        return await _invoke(call, self.fn, self.signature, kwargs)
 
-
-def _read_function(fn: Callable[..., Any], definition: Resource | ResourceTemplate) -> Signature:
-    """Read the signature of a function. Its docstring becomes the description if `definition` has none."""
-    signature = read_signature(fn, injected=(Call.context_type,), opaque=_OPAQUE, kind="resource", name=definition.name)
-    definition.description = definition.description or signature.description or None
-    return signature
-
-
-async def _invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
-    if signature.injected is not None:
-        kwargs[signature.injected] = call.context
-    return await invoke(call, fn, signature.is_async, kwargs)
-
-
-class Resources(Registry[RegisteredResource | RegisteredTemplate]):
+class Resources(Registry[RegisteredResource]):
     """All resources and resource templates of a server."""
 
     def __init__(
-        self,
-        changes: Changes,
-        cache_hint: CacheHint,
-        page_size: int,
-        limits: Limits,
-        *,
-        list_hint: CacheHint | None = None,
-        templates_hint: CacheHint | None = None,
+        self, changes: Changes, page_size: int, limits: Limits, cache_hint: CacheHint, hints: Mapping[str, CacheHint]
     ) -> None:
-        super().__init__("resources", changes, page_size)
+        super().__init__("resources", changes, page_size, ListResourcesResult, hints["resources"])
         self._cache_hint = cache_hint  # Default for contents.
         self._limits = limits
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
-        self._build = self._builder(ListResourcesResult, "resources", list_hint or cache_hint)
-        self._build_templates = self._builder(
-            ListResourceTemplatesResult, "resource_templates", templates_hint or cache_hint
-        )
+        self._build_templates = self._builder(ListResourceTemplatesResult, "resource_templates", hints["templates"])
         self.has_needs = False  # Whether any resource needs a capability of the client.
 
     def __len__(self) -> int:
         return len(self._pages) + len(self._templates)
 
-    def __iter__(self) -> Iterator[RegisteredResource | RegisteredTemplate]:
+    def __iter__(self) -> Iterator[RegisteredResource]:
         return chain(self._pages, self._templates)
 
     def get_template(self, text: str) -> RegisteredTemplate | None:
         """Return the template that was registered as `text`, or None."""
         return self._templates.get(text)
 
-    def add(
-        self,
-        uri: str,
-        content: Any,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        mime_type: str | None = None,
-        size: int | None = None,
-        annotations: Annotations | None = None,
-        icons: list[Icon] | None = None,
-        meta: Meta | None = None,
-        cache_hint: CacheHint | None = None,
-        needs: Sequence[str] = (),
-        hide: bool = False,
-        scopes: Sequence[str] = (),
-        replace: bool = False,
-        where: str | None = None,
-    ) -> None:
+    def add(self, uri: str, content: Any, options: ResourceOptions) -> None:
         """Register a resource and notify subscribers. `content` is a function that reads it, or its fixed contents.
 
         A URI that contains `{` is a template, which needs a function.
         """
-        hint = cache_hint or self._cache_hint
-        fn = cast("Callable[..., Any]", content) if callable(content) else None
-        where = where or (location(fn) if fn is not None else caller())
-        name = name or str(getattr(fn, "__name__", None) or uri.rstrip("/").rpartition("/")[2] or uri)
-        if mime_type is not None:
-            check_mime_type(mime_type, f"Resource {uri!r} cannot be registered ({where})")
-        entry: RegisteredResource | RegisteredTemplate
-        if "{" in uri:
-            self._check_template(uri, fn, size, where)
-            template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
-            entry = RegisteredTemplate(template, cast("Any", fn), hint, where)
-            pages: Pages[Any] = self._templates
+        make = RegisteredTemplate if "{" in uri else RegisteredResource
+        entry = make(uri, content, options, self._limits, self._cache_hint)
+        self.has_needs |= bool(entry.needs)
+        if isinstance(entry, RegisteredTemplate):
+            self._warn_of_same(entry)
+            self._add(self._templates, entry, replace=options.replace)
         else:
-            try:
-                check_uri(uri, self._limits.uri_bytes)
-            except ValueError as error:
-                raise RegistrationError(f"Resource {uri[:200]!r} cannot be registered ({where}): {error}") from None
-            resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            entry = RegisteredResource(resource, fn, content, hint, where)
-            pages = self._pages
-        entry.scopes = check_scopes(scopes, entry.described)
-        entry.needs = check_needs(needs, entry.described)
-        entry.hide = check_hide(hide, entry.needs, entry.described)
-        check_definition(entry.definition, f"Resource {uri!r}", where)
-        self._add(pages, uri, entry, replace=replace)
+            self._add(self._pages, entry, replace=options.replace)
         if uri.lower().startswith(("http://", "https://")):
             log.warning(
                 "%s is read by this server, but its URI means that clients can fetch it from the web by themselves. "
@@ -270,38 +276,21 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
                 entry.described,
             )
 
-    def _prepare(
-        self, item: RegisteredResource | RegisteredTemplate, taken: RegisteredResource | RegisteredTemplate | None
-    ) -> None:
-        self.has_needs |= bool(item.needs)
-        if not isinstance(item, RegisteredTemplate) or taken is not None:
-            return
-        # The first template that matches a URI is used, so a later one that matches the same URIs is never called.
-        shape = item.template.shape
-        before = next((one for one in self._templates if one.template.shape == shape and one.takes_any_text), None)
-        if before is not None:
-            log.warning(
-                "%s is never read: %s matches the same URIs and was registered first. Give one of them another URI.",
-                item.described,
-                before.described,
-            )
+    def _warn_of_same(self, template: RegisteredTemplate) -> None:
+        """Warn if an earlier template matches the same URIs: the first match is used, so this one is never read."""
+        shape = template.template.shape
+        for one in self._templates:
+            if one.name != template.name and one.template.shape == shape and one.takes_any_text:
+                log.warning(
+                    "%s is never read: %s matches the same URIs and was registered first. Give one of them another "
+                    "URI.",
+                    template.described,
+                    one.described,
+                )
+                return
 
     def _take_out(self, name: str) -> bool:
         return self._pages.remove(name) is not None or self._templates.remove(name) is not None
-
-    def _names(self) -> list[str]:
-        return [*self._pages.names(), *self._templates.names()]
-
-    def _check_template(self, text: str, fn: Callable[..., Any] | None, size: int | None, where: str) -> None:
-        if len(text) > self._limits.uri_bytes:
-            problem = f"it is longer than {self._limits.uri_bytes} characters. Shorten it."
-        elif fn is None:
-            problem = "a template needs a function that takes its variables. Register a function, or a URI without {}."
-        elif size is not None:
-            problem = "size= is for one resource, and a template has many. Leave it out."
-        else:
-            return
-        raise _not_registered(text[:200], where, problem)
 
     async def read(self, call: Call) -> Result:
         """Serve `resources/read`: use the resource with the requested URI, or else the first template that matches."""
@@ -316,7 +305,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
             call.blamed = entry.described
             raise
 
-    def _match(self, uri: str) -> tuple[RegisteredResource | RegisteredTemplate | None, dict[str, Any]]:
+    def _match(self, uri: str) -> tuple[RegisteredResource | None, dict[str, Any]]:
         """Return the resource or template of this URI, and the arguments of its function."""
         resource = self._pages.get(uri)
         if resource is not None:
@@ -333,7 +322,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         entry = self.find(uri)
         return () if entry is None else entry.scopes
 
-    def find(self, uri: str) -> RegisteredResource | RegisteredTemplate | None:
+    def find(self, uri: str) -> RegisteredResource | None:
         """Return the resource or template that reads this URI, or None."""
         return self._match(uri)[0]
 
@@ -348,14 +337,10 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
 
     async def templates(self, call: Call) -> Encoded:
         """Serve `resources/templates/list`."""
-        return self.audience.page(call, self._templates, self._build_templates)
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `resources/list`."""
-        return self.audience.page(call, self._pages, self._build)
+        return self._page(call, self._templates, self._build_templates)
 
 
-def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
+def _result(value: Any, uri: str, entry: RegisteredResource) -> Result:
     """Turn a return value into a new result. Raises ResourceNotFound if the value is None or has no contents."""
     mime_type = entry.definition.mime_type
     if isinstance(value, ReadResourceResult):
@@ -374,27 +359,9 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
     return result
 
 
-def _registered_contents(content: Any, definition: Resource, where: str) -> list[ResourceContents]:
-    """Return the fixed contents of a resource. Set the MIME type and the size in `definition` if they are missing."""
-    try:
-        contents = to_contents(content, definition.uri, definition.mime_type)
-    except Unserialisable as error:
-        raise RegistrationError(f"Resource {definition.uri!r} cannot be registered ({where}): {error}") from None
-    if len(contents) == 1:
-        definition.mime_type = definition.mime_type or contents[0].mime_type
-        if definition.size is None:
-            text, blob = contents[0].text, contents[0].blob
-            definition.size = len(text.encode()) if text is not None else len(b64decode(blob or ""))
-    return contents
-
-
 def _restrictions(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Return the keywords of a schema that restrict which values are valid, each with its value as text."""
     return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
-
-
-def _not_registered(text: str, where: str, problem: str) -> RegistrationError:
-    return RegistrationError(f"Resource template {text!r} cannot be registered ({where}): {problem}")
 
 
 def _check_readable(template: UriTemplate) -> None:
@@ -405,45 +372,6 @@ def _check_readable(template: UriTemplate) -> None:
         check_uri(colon, len(colon))
     except ValueError:
         check_uri(plain, len(plain))
-
-
-def _check_variables(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Raise RegistrationError if a variable has no parameter, or a parameter without a default has no variable."""
-    parameters = signature.input_schema.get("properties", {})
-    unknown = [name for name in template.variables if name not in parameters]
-    missing = [name for name in signature.input_schema.get("required", ()) if name not in template.variables]
-    if not unknown and not missing:
-        return
-    problems: list[str] = []
-    if unknown:
-        problems.append(f"its function has no parameter for {_names(unknown)}")
-    if missing:
-        problems.append(f"it gives no value for {_names(missing)}")
-    raise _not_registered(
-        template.text,
-        where,
-        f"{', and '.join(problems)}. Its variables are {_names(template.variables)}, the parameters are "
-        f"{_names(parameters)}: make them the same.",
-    )
-
-
-def _check_types(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Raise RegistrationError if a parameter does not accept what its variable gives: a text, or a list of texts."""
-    for name in template.variables:
-        schema = signature.input_schema["properties"][name]
-        kinds: list[Any] = [one.get("type") for one in alternatives(schema, signature.input_schema)]
-        is_list = name in template.lists
-        if not kinds or not all(isinstance(kind, str) for kind in kinds):  # The schema does not simply name its types.
-            continue
-        if "array" in kinds if is_list else not {"array", "object", "null"}.issuperset(kinds):
-            continue
-        given, write = ("a list of texts", f"{name}: list[str]") if is_list else ("a text", f"{name}: str")
-        raise _not_registered(
-            template.text,
-            where,
-            f"its variable {name!r} gives {given}, which the type of that parameter does not accept. Annotate it "
-            f"`{write}`, or change the template: {{{name}*}} gives a list, {{{name}}} a text.",
-        )
 
 
 def _names(names: Iterable[str]) -> str:

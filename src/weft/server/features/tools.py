@@ -6,37 +6,30 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError, UsageError
+from weft.errors import InvalidParams, ProtocolError, ToolError, UsageError
 from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.server.asking.rounds import InputRequired, round_of
-from weft.server.calls.call import Call, check_hide, check_needs, require_needs
+from weft.server.calls.call import Call, require_needs
 from weft.server.calls.changes import Changes
 from weft.server.calls.execution import Threads
-from weft.server.diagnostics import check_scopes, location, record, report
+from weft.server.diagnostics import location, record, report
 from weft.server.features.content import BLOCKS, MEDIA, to_blocks
-from weft.server.features.registry import (
-    CacheHint,
-    Encoded,
-    Registry,
-    check_definition,
-    require_scopes,
-    unknown,
-    usable,
-)
+from weft.server.features.registry import CacheHint, Feature, FeatureOptions, Registry, require_scopes
 from weft.server.signature.errors import type_name
 from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
-from weft.types.base import Icon, Result
+from weft.types.base import Result
 from weft.types.features import CallToolParams, CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
 log = logging.getLogger("weft.tools")
@@ -52,57 +45,29 @@ _SENSITIVE = re.compile(
 )
 
 
-class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
+class ToolOptions(FeatureOptions, kw_only=True, frozen=True):
     """The options of a tool."""
 
-    name: str | None = None
-    title: str | None = None
-    description: str | None = None
     input_schema: Mapping[str, Any] | None = None  # Replaces the schema from the function's signature.
     output_schema: Mapping[str, Any] | None = None  # Replaces the schema from the return annotation.
     annotations: ToolAnnotations | None = None
-    icons: list[Icon] | None = None
-    meta: dict[str, Any] | None = None
     timeout: float | None = None  # In seconds.
     single_use: bool = False  # Whether a `requestState` of this tool is accepted once only.
-    scopes: Sequence[str] = ()  # Scopes that a token must have to call and to list the tool.
-    needs: Sequence[str] = ()  # Capabilities that a client must have declared.
-    hide: bool = False  # Whether to hide the tool from clients without these capabilities.
-    replace: bool = False  # Whether to replace a tool of the same name.
 
 
-class RegisteredTool:
+class RegisteredTool(Feature):
     """A tool and its function."""
 
-    __slots__ = (
-        "_full_output",
-        "_input",
-        "_output",
-        "_seldom",
-        "_threads",
-        "_whole",
-        "definition",
-        "fn",
-        "hide",
-        "mirrors",
-        "name",
-        "needs",
-        "scopes",
-        "signature",
-        "single_use",
-        "timeout",
-        "where",
-    )
+    kind = "Tool"
 
     def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads, *, refs: bool = False) -> None:
+        super().__init__(options.name or str(getattr(fn, "__name__", type(fn).__name__)), location(fn), options)
         self.fn = fn
-        self.where = location(fn)
-        self.name: str = options.name or str(getattr(fn, "__name__", type(fn).__name__))
+        self.timeout = options.timeout
+        self.single_use = options.single_use
+        self._threads = threads
+        self._seldom = Seldom(log)  # For warnings that clients can cause.
         raw = options.input_schema
-        try:
-            check_tool_name(self.name)
-        except ValueError as error:
-            raise self._refusal(error) from None
         self.signature: Signature = read_signature(
             fn,
             injected=(Call.context_type,),
@@ -114,24 +79,17 @@ class RegisteredTool:
         )
         self._whole = self._whole_parameter() if raw is not None else None
         self._input = self._compile(raw, "input_schema") if raw is not None else None
-        self._output = self._compile(options.output_schema, "output_schema") if options.output_schema else None
-        self._full_output: Validator | None = None  # Compiled when the tool first returns a CallToolResult.
+        self._has_output_schema = bool(options.output_schema)
         schema = self.signature.input_schema if raw is None else dict(raw)
         try:
+            check_tool_name(self.name)
             self.mirrors: tuple[Mirror, ...] = find_mirrors(schema)
+            if options.timeout is not None and not 0 < options.timeout < math.inf:
+                raise ValueError(
+                    f"timeout= is a number of seconds above 0, not {options.timeout!r}. Leave it out for no limit."
+                )
         except ValueError as error:
-            raise self._refusal(error) from None
-        if options.timeout is not None and not 0 < options.timeout < math.inf:
-            raise self._refusal(
-                f"timeout= is a number of seconds above 0, not {options.timeout!r}. Leave it out for no limit."
-            )
-        self.timeout = options.timeout
-        self.needs = check_needs(options.needs, self._described)
-        self.hide = check_hide(options.hide, self.needs, self._described)
-        self.scopes = check_scopes(options.scopes, self._described)
-        self.single_use = options.single_use
-        self._threads = threads
-        self._seldom = Seldom(log)  # For warnings that clients can cause.
+            raise self.refusal(error) from None
         self.definition = Tool(
             name=self.name,
             title=options.title,
@@ -142,19 +100,19 @@ class RegisteredTool:
             icons=options.icons,
             meta=options.meta,
         )
-        check_definition(self.definition, f"Tool {self.name!r}", self.where)
+        if self._has_output_schema:
+            _ = self._output  # Raises an error if the schema is wrong.
+        # Whether calls are checked before any code of the user runs.
+        self.is_guarded = bool(self.mirrors or self.needs or self.single_use or self.scopes)
         for mirror in self.mirrors:
             if any(map(_is_sensitive, mirror.path)):
                 advice.warning(
                     "%s repeats its parameter %r in the header %s. Its name suggests a secret or personal data, and "
                     "proxies write headers into their logs. Remove the x-mcp-header annotation.",
-                    self._described,
+                    self.described,
                     ".".join(mirror.path),
                     mirror.header,
                 )
-
-    def _refusal(self, problem: object) -> RegistrationError:
-        return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
         """Return the parameter that gets all arguments as one dictionary, in a tool with `input_schema=`.
@@ -163,7 +121,7 @@ class RegisteredTool:
         """
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
-            raise self._refusal(
+            raise self.refusal(
                 f"with input_schema= it gets all arguments in one dictionary, but it has the parameters "
                 f"{', '.join(names)}. Write `def {self.name}(arguments: dict[str, Any])`, or leave input_schema= out."
             )
@@ -175,8 +133,13 @@ class RegisteredTool:
             if what == "input_schema":
                 check_object_schema(schema)
         except SchemaError as error:
-            raise self._refusal(f"its {what} is wrong: {error}") from None
+            raise self.refusal(f"its {what} is wrong: {error}") from None
         return compiled
+
+    @cached_property
+    def _output(self) -> Validator:
+        """The compiled output schema. Most tools never need it: the values that they return have a faster check."""
+        return self._compile(self.definition.output_schema or {}, "output_schema")
 
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
         """Bind the arguments, call the function, and return a result with its return value."""
@@ -195,12 +158,8 @@ class RegisteredTool:
                 value = await self._threads.run(self.fn, kwargs)
             return self._result(value)
         except BaseException:  # Middleware may catch it; otherwise the dispatcher answers with an error.
-            call.blamed = self._described
+            call.blamed = self.described
             raise
-
-    @property
-    def _described(self) -> str:
-        return f"Tool {self.name!r} ({self.where})"
 
     def _bind(self, raw: bytes) -> dict[str, Any]:
         if self._input is None:
@@ -225,7 +184,7 @@ class RegisteredTool:
                 raise
             # A thread cannot be stopped: the function continues, and its result is dropped.
             end = "was stopped" if self.signature.is_async else "was given up"
-            self._seldom.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
+            self._seldom.warning("%s took longer than its %g s and %s.", self.described, self.timeout, end)
             raise ToolError(f"The tool took longer than its {self.timeout:g} s and {end}.") from None
 
     def _result(self, value: Any) -> Result:
@@ -234,8 +193,8 @@ class RegisteredTool:
         if isinstance(value, InputRequired):
             raise value
         refuse_unawaited(value)
-        if self._output is not None:
-            structured = self._conforming(self._output, value)
+        if self._has_output_schema:
+            structured = self._conforming(value, "value that", "its output_schema")
         elif self.signature.dump_output is not None:
             structured = self.signature.dump_output(value)
         else:
@@ -263,28 +222,21 @@ class RegisteredTool:
         Raises OutputError if `value` is missing or does not match the output schema.
         """
         promise, remedy = "its output_schema", "Put a value that fits the schema into structured_content=."
-        if self._output is None:
+        if not self._has_output_schema:
             promise = f"its return type {type_name(self.signature.returns)}"
             remedy = "Put such a value into structured_content=, or annotate `-> CallToolResult`, for no output schema."
         if value is UNSET:
             raise OutputError(
-                f"{self._described} returned a CallToolResult without structured_content, which clients expect because "
+                f"{self.described} returned a CallToolResult without structured_content, which clients expect because "
                 f"of {promise}. {remedy}"
             )
-        if self._full_output is None:  # Most tools never need it: other return values have a faster check.
-            self._full_output = self._output or self._compile(self.definition.output_schema or {}, "output_schema")
-        structured = msgspec.json.decode(to_json_text(value))
-        if problems := self._full_output.problems(structured):
-            raise OutputError(
-                f"{self._described} returned a CallToolResult whose structured_content does not fit {promise}: "
-                f"{problems[0]} {remedy}"
-            )
-        return structured
+        return self._conforming(value, "CallToolResult whose structured_content", promise, remedy)
 
-    def _conforming(self, schema: Validator, value: Any) -> Any:
+    def _conforming(self, value: Any, what: str, promise: str, remedy: str = "") -> Any:
         structured = msgspec.json.decode(to_json_text(value))
-        if problems := schema.problems(structured):
-            raise OutputError(f"{self._described} returned a value that does not fit its output_schema: {problems[0]}")
+        if problems := self._output.problems(structured):
+            text = f"{self.described} returned a {what} does not fit {promise}: {problems[0]} {remedy}"
+            raise OutputError(text.rstrip())
         return structured
 
 
@@ -334,34 +286,13 @@ class Tools(Registry[RegisteredTool]):
     def __init__(
         self, changes: Changes, threads: Threads, cache_hint: CacheHint, page_size: int, *, refs: bool = False
     ) -> None:
-        super().__init__("tools", changes, page_size)
+        super().__init__("tools", changes, page_size, ListToolsResult, cache_hint)
         self._threads = threads
         self._refs = refs  # Whether schemas keep their definitions under `$defs`.
-        self._build = self._builder(ListToolsResult, "tools", cache_hint)
-        self._tools: dict[str, RegisteredTool] = {}  # The same tools by name, for a fast look-up.
-        self._guarded: dict[str, RegisteredTool] = {}  # Tools whose calls are checked before anything runs.
 
-    def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
+    def add(self, fn: Callable[..., Any], options: ToolOptions) -> None:
         """Register a tool and notify subscribers."""
-        tool = RegisteredTool(fn, options, self._threads, refs=self._refs)
-        self._add(self._pages, tool.name, tool, replace=options.replace)
-        return tool
-
-    def _prepare(self, item: RegisteredTool, taken: RegisteredTool | None) -> None:
-        if item.mirrors or item.needs or item.single_use or item.scopes:
-            self._guarded[item.name] = item
-        self._tools[item.name] = item
-        if self._guarded.get(item.name) is not item:  # The new tool replaces a guarded one.
-            self._guarded.pop(item.name, None)
-
-    def _take_out(self, name: str) -> bool:
-        self._tools.pop(name, None)
-        self._guarded.pop(name, None)
-        return super()._take_out(name)
-
-    async def list(self, call: Call) -> Encoded:
-        """Serve `tools/list`."""
-        return self.audience.page(call, self._pages, self._build)
+        self._add(self._pages, RegisteredTool(fn, options, self._threads, refs=self._refs), replace=options.replace)
 
     def call(self, call: Call) -> Awaitable[Result]:
         """Serve `tools/call`."""
@@ -369,9 +300,9 @@ class Tools(Registry[RegisteredTool]):
         assert isinstance(params, CallToolParams)
         if call.params_seen:
             params = self._as_changed(params)
-        tool = self._tools.get(params.name)
+        tool = self._pages.items.get(params.name)
         if tool is None:
-            raise unknown("tool", params.name, [tool.name for tool in usable(call, self._pages)])
+            raise self._unknown(call, params.name)
         return tool.invoke(call, params)
 
     def _as_changed(self, params: CallToolParams) -> CallToolParams:
@@ -393,8 +324,8 @@ class Tools(Registry[RegisteredTool]):
         """
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
-        tool = self._guarded.get(params.name)
-        if tool is None:
+        tool = self._pages.items.get(params.name)
+        if tool is None or not tool.is_guarded:
             return
         if tool.scopes:
             require_scopes(call, tool.scopes)

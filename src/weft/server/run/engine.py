@@ -110,9 +110,7 @@ class Engine(Runtime):
         page_size, limits = options.page_size, options.limits
         self._discover_hint = hints["discover"]
         self.tools = Tools(self.changes, self.threads, hints["tools"], page_size, refs=options.schema_refs)
-        self.resources = Resources(
-            self.changes, hint, page_size, limits, list_hint=hints["resources"], templates_hint=hints["templates"]
-        )
+        self.resources = Resources(self.changes, page_size, limits, hint, hints)
         self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
 

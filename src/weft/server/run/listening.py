@@ -110,8 +110,8 @@ def warn_of_scopes(engine: Engine) -> None:
         return
     taking = [
         *(f"tool {tool.name!r}" for tool in engine.tools if tool.scopes),
-        *(f"resource {entry.uri!r}" for entry in engine.resources if entry.scopes),
-        *(f"prompt {prompt.definition.name!r}" for prompt in engine.prompts if prompt.scopes),
+        *(f"resource {entry.name!r}" for entry in engine.resources if entry.scopes),
+        *(f"prompt {prompt.name!r}" for prompt in engine.prompts if prompt.scopes),
     ]
     if taking:
         more = f" and {len(taking) - MOST_NAMED} more" if len(taking) > MOST_NAMED else ""

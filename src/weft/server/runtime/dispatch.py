@@ -589,7 +589,7 @@ class Checks:
             self._require_scopes(call, wanted)
 
     def _require_scopes(self, call: Call, uris: Iterable[str]) -> None:
-        if self._resources.audience.scopes:
+        if self._resources.scopes:
             require_scopes(call, dict.fromkeys(chain.from_iterable(map(self._resources.scopes_of, uris))))
 
     def _get_prompt(self, call: Call) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -69,6 +69,15 @@ _TEXTS = {  # Words that say how a value is written as a text.
 }
 
 
+_REASONS = {  # Reasons why a type cannot be used, by the code of pydantic's error.
+    "schema-for-unknown-type": (
+        "it contains a class whose fields are not known: neither a dataclass, a model, nor a TypedDict."
+    ),
+    "typed-dict-version": "on this Python, a TypedDict of `typing` does not say which of its keys are required.",
+    "invalid-for-json-schema": "it contains a part, such as a callable, that cannot be written as JSON.",
+}
+
+
 def type_name(annotation: Any) -> str:
     """Return the name of a type, nearly as its author wrote it."""
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -87,16 +96,8 @@ def type_name(annotation: Any) -> str:
 
 def reason(error: BaseException) -> str:
     """Return a sentence that says why a type cannot be used."""
-    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # Slow to import; see `signature.plain`.
-
-    if isinstance(error, PydanticSchemaGenerationError):
-        return "it contains a class whose fields are not known: neither a dataclass, a model, nor a TypedDict."
-    if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
-        return "on this Python, a TypedDict of `typing` does not say which of its keys are required."
-    if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
-        return "it contains a part, such as a callable, that cannot be written as JSON."
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip() if lines else type(error).__name__
+    text = _REASONS.get(str(getattr(error, "code", ""))) or str(error).strip().partition("\n")[0].rstrip()
+    text = text or type(error).__name__
     return text if text.endswith(".") else text + "."
 
 
@@ -242,11 +243,8 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
     close = closest(str(path[-1]), siblings)
     if close is not None:
         return f"{_name(path)} is not known; did you mean {close!r}?"
-    if len(path) > 1:
-        return f"{_name(path)} is not known; remove it."
-    if not siblings:
-        return f"{_name(path)} is not known; there are no arguments, remove it."
-    return f"{_name(path)} is not known; remove it. The arguments are: {', '.join(siblings[:20])}."
+    known = f" The arguments are: {', '.join(siblings[:20]) or 'none'}." if len(path) == 1 else ""
+    return f"{_name(path)} is not known; remove it.{known}"
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
@@ -316,15 +314,13 @@ def _value(path: _Path, arguments: Any) -> Any:
     return arguments
 
 
-def replace(location: Sequence[str | int], arguments: Any, change: Callable[[Any], Any]) -> bool:
-    """Replace the value at a location in the arguments by `change(value)`; return False if nothing changes."""
+def place_in(location: Sequence[str | int], arguments: Any) -> tuple[Any, Any]:
+    """Return the object or array that holds the value at a location, and the name or index of the value there.
+
+    The name is None if the location is not in the arguments, as that of a default.
+    """
     path = _path(location, arguments)
-    given = _value(path, arguments)
-    changed = change(given)
-    if not path or changed is given:
-        return False
-    _value(path[:-1], arguments)[path[-1]] = changed
-    return True
+    return _value(path[:-1], arguments), path[-1] if path else None
 
 
 def _step(value: Any, step: str | int) -> tuple[bool, Any]:

@@ -68,10 +68,13 @@ class _Fields:
             raise self.blame(error) from None
         schema = self.describe(schema, descriptions)
         schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
-        core = refusing_extras(adapter.core_schema)
+        core = with_each(adapter.core_schema, _refusing_extras)
         self.check_mirrored(schema, core)
         watched = guarded(core)
-        exact, early = (_compiled(each).validate_json for each in (watched, stopping_early(watched)))
+        # Not with the validators that model classes have already, because those lack the changes of the core schema.
+        exact, early = (
+            SchemaValidator(each, _use_prebuilt=False).validate_json for each in (watched, stopping_early(watched))
+        )
         if watched is not core:
             exact, early = watching(exact), watching(early)
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
@@ -82,16 +85,17 @@ class _Fields:
         Most defaults are not put into the field, because the function itself has them. A mutable default is: so each
         call gets a copy of it.
         """
-        annotation, default = parameter.annotation, parameter.default
+        annotation: Any = parameter.annotation
+        default = parameter.default
         if isinstance(default, FieldInfo):
             annotation = Annotated[annotation, default]
         elif default is not Parameter.empty:
             self.check_default(parameter.name, annotation, default)
             # A mutable default is copied for each call, so that calls do not share it.
-            if not is_hashable(default) or not _field_info(annotation).is_required():
+            if not is_hashable(default) or not FieldInfo.from_annotation(annotation).is_required():
                 annotation = Annotated[annotation, Field(default=default)]
             return NotRequired[annotation]
-        required = _field_info(annotation).is_required()
+        required = FieldInfo.from_annotation(annotation).is_required()
         return Required[annotation] if required else NotRequired[annotation]
 
     def check_default(self, name: str, annotation: Any, default: Any) -> None:
@@ -137,9 +141,9 @@ class _Fields:
             mirrors = find_mirrors(schema)
         except ValueError:  # Reported when the tool is registered.
             return
+        several = _loose_names(core) if mirrors else set[str]()
         for mirror in mirrors:
-            loose = _loose_name(core, mirror.path)
-            if loose is not None:
+            for loose in several.intersection(mirror.path):
                 raise self.refuse(
                     f"{'.'.join(mirror.path)!r} is repeated in the header {mirror.header}, but {loose!r} may be sent "
                     "by several names.",
@@ -175,63 +179,38 @@ def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> Typ
     return TypeAdapter(holder)
 
 
-def _compiled(core: Any) -> SchemaValidator:
-    """Compile a core schema that was changed.
-
-    pydantic would use the validators that model classes already have, but those do not have the change.
-    """
-    return SchemaValidator(core, _use_prebuilt=False)
-
-
-def _field_info(annotation: Any) -> FieldInfo:
-    return FieldInfo.from_annotation(annotation)
-
-
 def _outer_name(name: str, field: Any) -> str:
     """Return the name that clients use: the alias of a parameter, else its name."""
-    info = _field_info(get_args(field)[0])
+    info = FieldInfo.from_annotation(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
 
 
-def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """Return the first name on `path` that clients may replace by another name, such as an alias; None if none.
+def _loose_names(core: Any) -> set[str]:
+    """Return the names of all fields that clients may send under several names.
 
-    `path` leads from the arguments to a field in nested models.
+    These are fields with several aliases. If any model accepts names beside aliases, they are all fields with an alias.
     """
-    definitions: dict[str, Any] = {}
-    for name in path:
-        by_name = _takes_names(core)
-        while core["type"] not in _HOLDERS:
-            definitions |= {each["ref"]: each for each in core.get("definitions", ())}
-            core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
-            if core is None:  # A type without fields.
-                return None
-            by_name = by_name or _takes_names(core)
-        core = next((inner for alias, inner in _fields_in(core, by_name=by_name) if alias == name), None)
-        if core is None:
-            return name
-    return None
+    loose: set[str] = set()  # Names of fields with several aliases.
+    aliased: set[str] = set()  # Names of fields with one alias.
+    configs: list[Mapping[str, Any]] = []
 
+    def look(schema: dict[str, Any]) -> dict[str, Any]:
+        configs.append(schema.get("config") or {})
+        if schema["type"] in _HOLDERS:
+            fields: Any = schema["fields"]
+            for own, field in [(one["name"], one) for one in fields] if is_array(fields) else fields.items():
+                alias: Any = field.get("validation_alias", own)
+                if not isinstance(alias, str):  # A path of names and indices, or several such paths.
+                    paths = alias if is_array(alias[0]) else [alias]
+                    loose.update([own, *(part for path in paths for part in path if isinstance(part, str))])
+                elif alias != own:
+                    aliased.update([own, alias])
+        return schema
 
-def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the name and schema of each field that clients can send under one name only.
-
-    This name is the alias of the field, if it has one. If `by_name` is True, fields with an alias are left out, because
-    clients can send them under their own name too.
-    """
-    fields: Any = core["fields"]
-    if is_array(fields):
-        fields = {field["name"]: field for field in fields}
-    for own, field in fields.items():
-        alias: Any = field.get("validation_alias", own)
-        if isinstance(alias, str) and (alias == own or not by_name):
-            yield alias, field["schema"]
-
-
-def _takes_names(core: Any) -> bool:
-    config: Any = core.get("config") or {}
-    return bool(config.get("validate_by_name") or config.get("populate_by_name"))
+    with_each(core, look)
+    takes_names = any(one.get("validate_by_name") or one.get("populate_by_name") for one in configs)
+    return loose | aliased if takes_names else loose
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
@@ -249,15 +228,8 @@ def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
 
 
 _MOST_ALIKE = 16  # Keys with the same hash in one call.
-_KEYS = {  # Types of core schemas that use hashes, each with the name of the schema of its keys.
-    "counter": "keys_schema",
-    "dict": "keys_schema",
-    "frozen-dict": "keys_schema",
-    "frozendict": "keys_schema",
-    "frozenset": "items_schema",
-    "ordered-dict": "keys_schema",
-    "set": "items_schema",
-}
+_SETS = frozenset({"frozenset", "set"})  # Types of core schemas whose items are hashed.
+_MAPPINGS = frozenset({"counter", "dict", "frozen-dict", "frozendict", "ordered-dict"})  # And whose keys are hashed.
 # Types whose hashes a caller cannot predict, and types with few values of the same hash.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
@@ -266,13 +238,7 @@ _REFUSAL = (
 )
 
 
-class _Seen(threading.local):
-    """The keys of the call that is being validated in this thread, by their hash."""
-
-    by_hash: dict[int, list[Any]]
-
-
-_seen = _Seen()
+_seen = threading.local()  # `by_hash`: the keys of the call that is being validated in this thread, by their hash.
 
 
 def guarded(core: Any) -> Any:
@@ -280,13 +246,12 @@ def guarded(core: Any) -> Any:
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
-        place = _KEYS.get(schema["type"])
-        if place is None:
+        if schema["type"] not in _SETS | _MAPPINGS:
             return schema
+        place = "items_schema" if schema["type"] in _SETS else "keys_schema"
         keys: Any = schema.get(place)
-        if keys is None and place == "keys_schema":  # The names of a JSON object are texts, whose hash is secret.
-            return schema
-        if keys is not None and _is_harmless(keys):
+        # Without a schema, the names of a JSON object are texts, whose hash is secret.
+        if place == "keys_schema" if keys is None else _is_harmless(keys):
             return schema
         found.append(place)
         return {**schema, place: core_schema.no_info_after_validator_function(_check_key, keys or {"type": "any"})}
@@ -339,15 +304,11 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
     return schema
 
 
-def refusing_extras(core: Any) -> Any:
-    """Return the core schema changed so that unknown fields are refused, unless a type itself allows or ignores them.
+def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
+    """Return a core schema that refuses unknown fields, unless its type itself allows or ignores them.
 
     Otherwise a misspelled field would be dropped silently.
     """
-    return with_each(core, _refusing_extras)
-
-
-def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
     if not _is_silent_on_extras(core):
         return core
     refusing = {**core, "config": {**core.get("config", {}), "extra_fields_behavior": "forbid"}}
@@ -372,30 +333,45 @@ def inline(schema: dict[str, Any]) -> dict[str, Any]:
     become too long, all definitions that are used more than once stay there too.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
-    placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
+    references = list(_references(schema))
+    mapped = {name for keyword, name in references if keyword != "$ref"}  # A discriminator refers to them.
+    placeable = {
+        name: body
+        for name, body in definitions.items()
+        if name not in mapped and name not in _reachable(body, definitions)
+    }
     if _length(schema, placeable, _LONGEST) >= _LONGEST:
-        uses = Counter(_references(schema))
-        placeable = {name: body for name, body in placeable.items() if uses[_DEFS + name] == 1}
-    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # A discriminator refers to them.
-    placeable = {name: body for name, body in placeable.items() if name not in named}
+        uses = Counter(name for _, name in references)
+        placeable = {name: body for name, body in placeable.items() if uses[name] == 1}
     placed = _place({key: value for key, value in schema.items() if key != "$defs"}, placeable)
     kept = {name: _place(body, placeable) for name, body in definitions.items() if name not in placeable}
     return {**placed, "$defs": kept} if kept else placed
 
 
-def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
-    """Return whether a definition refers to itself, directly or through others."""
+def _references(node: Any, keyword: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each reference to a definition in a schema: its keyword, such as `$ref`, and the name of the definition.
+
+    In the mapping of a discriminator, the "keyword" is a tag.
+    """
+    if isinstance(node, str) and node.startswith(_DEFS):
+        yield keyword, node.removeprefix(_DEFS)
+    elif is_object(node):
+        for key, child in node.items():
+            yield from _references(child, key)
+    elif is_array(node):
+        for child in node:
+            yield from _references(child, keyword)
+
+
+def _reachable(node: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the names of all definitions that a schema refers to, directly or through others."""
     reached: set[str] = set()
-    pending = [name]
+    pending = [node]
     while pending:
-        for text in _references(definitions.get(pending.pop(), {})):
-            inner = text.removeprefix(_DEFS)
-            if inner == name:
-                return True
-            if inner not in reached:
-                reached.add(inner)
-                pending.append(inner)
-    return False
+        names = {name for _, name in _references(pending.pop())} - reached
+        reached |= names
+        pending += [definitions.get(name, {}) for name in names]
+    return reached
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
@@ -403,54 +379,30 @@ def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
 
     Counting stops at `most`.
     """
-    count = 1
+    children: list[Any] = []
     if is_object(node):
-        reference = node.get("$ref")
         children = [value for key, value in node.items() if key != "$defs"]
-        if isinstance(reference, str):
-            children.append(placeable.get(reference.removeprefix(_DEFS)))
-    else:
-        children = list(node) if is_array(node) else []
+        children += [placeable.get(name) for _, name in _references(node.get("$ref"))]
+    elif is_array(node):
+        children = list(node)
+    count = 1
     for child in children:
-        count += _length(child, placeable, most - count)
-        if count >= most:
-            break
+        if count < most:
+            count += _length(child, placeable, most - count)
     return count
 
 
-def _mapped(node: Any) -> Iterator[str]:
-    """Yield the references in the mappings of discriminators."""
-    if is_object(node):
-        mapping = node.get("discriminator")
-        if is_object(mapping):
-            yield from _references(mapping)
-    for child in node.values() if is_object(node) else node if is_array(node) else ():
-        yield from _mapped(child)
-
-
-def _references(node: Any) -> Iterator[str]:
-    """Yield every string in a schema that refers to a definition, including those in the mapping of a discriminator."""
-    if isinstance(node, str):
-        if node.startswith(_DEFS):
-            yield node
-    elif is_object(node):
-        for child in node.values():
-            yield from _references(child)
-    elif is_array(node):
-        for child in node:
-            yield from _references(child)
-
-
-def _place(node: Any, single: dict[str, Any]) -> Any:
+def _place(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with each reference to one of `definitions` replaced by that definition."""
     if is_array(node):
-        return [_place(child, single) for child in node]
+        return [_place(child, definitions) for child in node]
     if not is_object(node):
         return node
-    reference = node.get("$ref")
-    if isinstance(reference, str) and reference.removeprefix(_DEFS) in single:
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _place({**single[reference.removeprefix(_DEFS)], **beside}, single)
-    return {key: _place(value, single) for key, value in node.items()}
+    for _, name in _references(node.get("$ref")):
+        if name in definitions:
+            beside = {key: value for key, value in node.items() if key != "$ref"}
+            return _place({**definitions[name], **beside}, definitions)
+    return {key: _place(value, definitions) for key, value in node.items()}
 
 
 class _Plain(GenerateJsonSchema):
@@ -480,7 +432,7 @@ class _Plain(GenerateJsonSchema):
         return shown
 
     def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
-        """Remove the generated title, and declare that unknown fields are refused (`refusing_extras`)."""
+        """Remove the generated title, and declare that unknown fields are refused (`_refusing_extras`)."""
         cls = core.get("cls")
         if cls is not None and shown.get("title") == cls.__name__:
             del shown["title"]

@@ -20,7 +20,7 @@ import pydantic_core
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
-from weft.server.diagnostics import Unserialisable, location
+from weft.server.diagnostics import Unserialisable
 from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
 from weft.server.signature.plain import members, plain_type
 
@@ -51,53 +51,45 @@ class Output(msgspec.Struct, frozen=True):
     require_text: Callable[[Any], None] | None = None
 
 
-class _Type(msgspec.Struct, frozen=True):
-    schema: dict[str, Any]
-    validate: Callable[..., Any]
-    to_python: Callable[..., Any]
-
-
 def read_output(
-    fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str, refs: bool = False
+    returns: Any, *, opaque: tuple[type, ...], subject: str, refuse: Callable[..., RegistrationError], refs: bool
 ) -> Output:
-    """Read an evaluated return annotation; raise RegistrationError if JSON Schema cannot describe the type.
+    """Read an evaluated return annotation; raise the error that `refuse` returns if JSON Schema cannot describe it.
 
-    A type that contains one of the classes in `opaque` gets no schema. `kind` and `name` are for error messages. If
-    `refs` is True, the definitions of the schema are not inlined.
+    A type that contains one of the classes in `opaque` gets no schema. `subject` names the function in error messages.
+    If `refs` is True, the definitions of the schema are not inlined.
     """
-    subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
     try:
-        promised = _compile(returns, refs=refs)
+        if plain := plain_type(returns):
+            schema = plain.shown
+            validator: Any = SchemaValidator(plain.core)
+            serializer: Any = SchemaSerializer(plain.core)
+        else:
+            from pydantic import TypeAdapter  # Slow to import, and not needed for plain types.
+
+            from weft.server.signature.fields import inline, schema_of
+
+            adapter: TypeAdapter[Any] = TypeAdapter(returns)
+            schema = schema_of(adapter, "serialization")
+            schema = schema if refs else inline(schema)
+            validator, serializer = adapter.validator, adapter.serializer
     except Exception as error:  # noqa: BLE001  # hooks of a type may raise anything, and the remedy is the same
-        raise RegistrationError(
-            f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
-            f"described as JSON.\n  Why: {reason(error)}\n"
-            "  What to do: "
-            + remedy(
+        raise refuse(
+            f"its return type {type_name(returns)} cannot be described as JSON.",
+            remedy(
                 error,
                 "return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
                 "numbers, text), or annotate `-> Any` for no output schema.",
-            )
+            ),
+            why=reason(error),
         ) from None
-    return Output(promised.schema, _checked_dump(promised, returns, subject))
+    return Output(schema, _checked_dump(validator, serializer, returns, subject))
 
 
-def _compile(returns: Any, *, refs: bool) -> _Type:
-    if plain := plain_type(returns):
-        return _Type(plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python)
-    from pydantic import TypeAdapter  # Slow to import, and not needed for plain types.
-
-    from weft.server.signature.fields import inline, schema_of
-
-    adapter: TypeAdapter[Any] = TypeAdapter(returns)
-    schema = schema_of(adapter, "serialization")
-    return _Type(schema if refs else inline(schema), adapter.validator.validate_python, adapter.serializer.to_python)
-
-
-def _checked_dump(promised: _Type, returns: Any, subject: str) -> Callable[[Any], Any]:
-    validate, to_python = promised.validate, promised.to_python
+def _checked_dump(validator: Any, serializer: Any, returns: Any, subject: str) -> Callable[[Any], Any]:
+    validate, to_python = validator.validate_python, serializer.to_python
     expected = type_name(returns)
     exact = returns if returns in (int, str, bool) else None  # Values of exactly this type are JSON already.
 
@@ -109,12 +101,19 @@ def _checked_dump(promised: _Type, returns: Any, subject: str) -> Callable[[Any]
             return to_python(validate(value), mode="json", by_alias=True, warnings="error")
         except ValidationError as error:
             raise _misfit(subject, value, expected, error) from None
-        except PydanticSerializationError as error:
-            if (misfit := _inner_misfit(promised, value)) is not None:
-                raise _misfit(subject, value, expected, misfit) from None
+        except (ValueError, RecursionError) as error:  # PydanticSerializationError is a ValueError.
+            if isinstance(error, PydanticSerializationError):
+                check_fields(value)
             raise _not_json(subject, value, error) from None
-        except (ValueError, RecursionError) as error:
-            raise _not_json(subject, value, error) from None
+
+    def check_fields(value: Any) -> None:
+        """Raise OutputError if a field does not match: `validate` accepts an object of the right class as it is."""
+        try:
+            validate(to_python(value, round_trip=True, warnings=False), by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise _misfit(subject, value, expected, error) from None
+        except (TypeError, ValueError, RecursionError):  # The value has no parts.
+            return
 
     return dump
 
@@ -128,21 +127,6 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
         f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
         f"{expected}{because}. Return what the annotation says, or correct the annotation."
     )
-
-
-def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
-    """Return the error if a field of `value` does not match the return type, else None.
-
-    This is a second check, because `validate` accepts an object of the right class without a look at its fields.
-    """
-    try:
-        parts = promised.to_python(value, round_trip=True, warnings=False)
-        promised.validate(parts, by_alias=True, by_name=True)
-    except ValidationError as error:
-        return error
-    except (TypeError, ValueError, RecursionError):  # The value has no parts.
-        return None
-    return None
 
 
 def _not_json(subject: str, value: object, error: Exception) -> OutputError:

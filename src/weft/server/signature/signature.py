@@ -16,6 +16,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from functools import partial
+from textwrap import dedent
 from typing import Any, ForwardRef, get_origin, get_type_hints
 
 import msgspec
@@ -24,7 +25,7 @@ from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
 from weft.server.diagnostics import describe, enclosing_locals, location, target
-from weft.server.signature.errors import ArgumentsError, explain, reason, replace, type_name
+from weft.server.signature.errors import ArgumentsError, explain, place_in, reason, type_name
 from weft.server.signature.output import OutputError, read_output
 from weft.server.signature.plain import Arguments, members, plain_arguments
 
@@ -40,12 +41,17 @@ _IMPORT_IT = (
     "does not exist when the program runs."
 )
 
-_HEADER = re.compile(
-    r"(?:args|arguments|params|parameters|keyword args|keyword arguments|other parameters)(:?)", re.IGNORECASE
+_HEADER = r"(?:args|arguments|params|parameters|keyword args|keyword arguments|other parameters)"
+# A section and its entries in each style. Group 1 of a section is its indentation, group 2 its body.
+_GOOGLE = re.compile(rf"^( *){_HEADER}: *\n((?:\1 +.*\n| *\n)*)", re.IGNORECASE | re.MULTILINE)
+_GOOGLE_ENTRY = re.compile(r"^\*{0,2}(\w+) ?(?:\([^)\n]*\))? ?:(?: |$)", re.MULTILINE)
+_NUMPY = re.compile(
+    rf"^( *){_HEADER} *\n *-{{3,}} *\n((?:(?!.*\n *-{{3,}} *$)(?:\1.*| *)\n)*)", re.IGNORECASE | re.MULTILINE
 )
-_GOOGLE_ENTRY = re.compile(r"\*{0,2}(\w+) ?(?:\([^)]*\))? ?:(?: |$)")
-_SPHINX_ENTRY = re.compile(r":(param|parameter|arg|argument|key|keyword|type) ([^:]*):")
-_UNDERLINE = re.compile(r"-{3,}")
+_NUMPY_ENTRY = re.compile(r"^(\S[^:\n]*).*\n", re.MULTILINE)
+_SPHINX = re.compile(
+    r"^( *):(?:param|parameter|arg|argument|key|keyword|(type)) ([^:\n]*):(.*\n(?:\1 +\S.*\n)*)", re.MULTILINE
+)
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -63,9 +69,6 @@ class Signature(msgspec.Struct, frozen=True):
     dump_output: Callable[[Any], Any] | None  # Turns a return value into JSON values.
     require_text: Callable[[Any], None] | None  # If the return type is text: raises OutputError for others.
     _arguments: Arguments
-
-    def __repr__(self) -> str:
-        return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
         """Decode a JSON object to keyword arguments; raise ArgumentsError if they do not match the signature."""
@@ -154,7 +157,8 @@ def read_signature(
     doc = parse_docstring(inspect.getdoc(target(fn)))
     reader = _Reader(fn, kind, name, untyped=untyped, refs=refs)
     arguments, context, returns = reader.read(injected, doc.params)
-    output = read_output(fn, returns, opaque=opaque, kind=kind, name=name, refs=refs)
+    subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
+    output = read_output(returns, opaque=opaque, subject=subject, refuse=reader.refuse, refs=refs)
     return Signature(
         name=name,
         kind=kind,
@@ -181,12 +185,13 @@ def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
     if not places:
         return None
     arguments = pydantic_core.from_json(raw)
-    changed = [place for place in places if replace(place, arguments, _as_integer)]
-    return pydantic_core.to_json(arguments) if changed else None
-
-
-def _as_integer(given: Any) -> Any:
-    return int(given) if _is_whole(given) else given
+    is_changed = False
+    for place in places:
+        holder, step = place_in(place, arguments)
+        if step is not None and _is_whole(holder[step]):
+            holder[step] = int(holder[step])
+            is_changed = True
+    return pydantic_core.to_json(arguments) if is_changed else None
 
 
 def _is_whole(given: Any) -> bool:
@@ -351,113 +356,28 @@ def parse_docstring(doc: str | None) -> Docstring:
     ... ''')
     Docstring(summary='Add two numbers.', params={'a': 'The first.', 'b': 'The second, on two lines.'})
     """
-    if not doc:
-        return Docstring()
-    lines = inspect.cleandoc(doc).splitlines()
-    kept: list[str] = []
+    text = inspect.cleandoc(doc or "") + "\n"
     found: dict[str, list[str]] = {}
-    at = 0
-    while at < len(lines):
-        after = _sphinx(lines, at, found) or _numpy(lines, at, found) or _google(lines, at, found)
-        if after:
-            at = after
-            continue
-        kept.append(lines[at])
-        at += 1
-    params = {name: " ".join(text).strip() for name, text in found.items()}
-    return Docstring(_tidy(kept), {name: text for name, text in params.items() if text})
 
+    def read_google(section: re.Match[str]) -> str:
+        _, *entries = _GOOGLE_ENTRY.split(dedent(section[2]))
+        for name, entry in zip(entries[::2], entries[1::2], strict=True):
+            found.setdefault(name, []).append(entry)
+        return ""
 
-def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read an entry `:param name: text` at line `at`, and add it to `found`.
+    def read_numpy(section: re.Match[str]) -> str:
+        _, *entries = _NUMPY_ENTRY.split(dedent(section[2]))
+        for names, entry in zip(entries[::2], entries[1::2], strict=True):
+            found.update({name.strip().lstrip("*"): [entry] for name in names.split(",")})
+        return ""
 
-    Returns the number of the line after the entry, or None if line `at` has another form.
-    """
-    entry = _SPHINX_ENTRY.match(lines[at].strip())
-    if not entry:
-        return None
-    words = entry[2].split()
-    text = [lines[at].strip()[entry.end() :].strip()]
-    margin = _indent(lines[at])
-    at += 1
-    while at < len(lines) and lines[at].strip() and _indent(lines[at]) > margin:
-        text.append(lines[at].strip())
-        at += 1
-    if entry[1] != "type" and words:
-        found[words[-1].lstrip("*")] = text
-    return at
+    def read_sphinx(entry: re.Match[str]) -> str:
+        if entry[3].split() and not entry[2]:
+            found[entry[3].split()[-1].lstrip("*")] = [entry[4]]
+        return ""
 
-
-def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read a `Parameters` section that begins at line `at`, and add its entries to `found`.
-
-    Returns the number of the line after the section, or None if no such section begins there. The header of a section
-    is underlined. Entries are indented like the header, and their text is indented more.
-    """
-    if at + 1 >= len(lines) or not _is_header(lines[at], colon=False) or not _is_underline(lines, at + 1):
-        return None
-    margin = _indent(lines[at])
-    names: list[str] = []
-    at += 2
-    while at < len(lines) and not _is_underline(lines, at + 1):
-        line = lines[at]
-        if line.strip() and _indent(line) < margin:
-            break
-        if line.strip() and _indent(line) == margin:
-            names = [name.strip().lstrip("*") for name in line.partition(":")[0].split(",")]
-            found.update({name: [] for name in names})
-        elif line.strip():
-            for name in names:
-                found[name].append(line.strip())
-        at += 1
-    return at
-
-
-def _google(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read an `Args:` section that begins at line `at`, and add its entries to `found`.
-
-    Returns the number of the line after the section, or None if no such section begins there. Entries are indented, and
-    their further lines are indented more.
-    """
-    if not _is_header(lines[at], colon=True):
-        return None
-    margin = _indent(lines[at])
-    entry_margin: int | None = None
-    text: list[str] | None = None
-    at += 1
-    while at < len(lines) and (not lines[at].strip() or _indent(lines[at]) > margin):
-        line = lines[at].strip()
-        at += 1
-        if not line:
-            continue
-        if entry_margin is None:
-            entry_margin = _indent(lines[at - 1])
-        entry = _GOOGLE_ENTRY.match(line) if _indent(lines[at - 1]) <= entry_margin else None
-        if entry:
-            text = found.setdefault(entry[1], [])
-            line = line[entry.end() :].strip()
-        if text is not None:
-            text.append(line)
-    return at
-
-
-def _is_header(line: str, *, colon: bool) -> bool:
-    match = _HEADER.fullmatch(line.strip())
-    return match is not None and bool(match[1]) == colon
-
-
-def _is_underline(lines: list[str], at: int) -> bool:
-    return at < len(lines) and _UNDERLINE.fullmatch(lines[at].strip()) is not None
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _tidy(lines: list[str]) -> str:
-    """Join the lines, with at most one empty line where a section was removed."""
-    text: list[str] = []
-    for line in lines:
-        if line.strip() or (text and text[-1]):
-            text.append(line.rstrip())
-    return "\n".join(text).strip()
+    for pattern, read in ((_SPHINX, read_sphinx), (_NUMPY, read_numpy), (_GOOGLE, read_google)):
+        text = pattern.sub(read, text)
+    params = {name: " ".join(" ".join(entries).split()) for name, entries in found.items()}
+    summary = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()
+    return Docstring(summary, {name: description for name, description in params.items() if name and description})
