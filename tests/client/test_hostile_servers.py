@@ -204,6 +204,10 @@ async def test_endless_progress_ends_at_the_hard_maximum() -> None:
 
 
 UNREADABLE = {
+    "NaN": '{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"a":NaN}}}',
+    "NaN, the id last": '{"result":{"content":[],"structuredContent":{"a":NaN}},"jsonrpc":"2.0","id":ID}',
+    "NaN, the version last": '{"result":{"content":[],"structuredContent":{"a":NaN}},"id":ID,"jsonrpc":"2.0"}',
+    "half a character": '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"\\ud800"}]}}',
     "a long number": '{"jsonrpc":"2.0","id":ID,"result":{"n":' + "9" * 2000 + "}}",
     "no version": '{"id":ID,"result":{"content":[]}}',
     "neither result nor error": '{"jsonrpc":"2.0","id":ID}',

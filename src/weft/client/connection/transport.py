@@ -15,6 +15,7 @@ A server in this process is recognised by its method `pipe`. Messages are passed
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -440,7 +441,10 @@ def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
     try:
         found = msgspec.json.decode(data, type=_Members)
     except (msgspec.DecodeError, RecursionError):
-        return None, None
+        try:  # Python's own decoder also takes NaN, which many servers in Python send
+            found = msgspec.json.decode(json.dumps(json.loads(data, parse_constant=str)), type=_Members)
+        except (ValueError, RecursionError):
+            return None, None
     has_outcome = found.result is not UNSET or found.error is not UNSET
     if found.method is not UNSET or (found.jsonrpc is UNSET and not has_outcome):
         return None, None
