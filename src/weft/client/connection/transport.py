@@ -420,16 +420,6 @@ def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
     return RemoteError(error.code, error.message, error.data)
 
 
-class _Members(msgspec.Struct):
-    """The members of a message that may be invalid."""
-
-    id: RequestId | float | None = None
-    jsonrpc: msgspec.Raw | UnsetType = UNSET
-    method: msgspec.Raw | UnsetType = UNSET
-    result: msgspec.Raw | UnsetType = UNSET
-    error: msgspec.Raw | UnsetType = UNSET
-
-
 def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
     """Return the request id and the error of an answer that need not be a valid message. Each is None if unknown.
 
@@ -438,22 +428,23 @@ def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
     >>> read_invalid(b'{"id": 7, "result": {}}'), read_invalid(b'{"id": 7, "level": "info"}'), read_invalid(b"Hello")
     ((7, None), (None, None), (None, None))
     """
-    try:
-        found = msgspec.json.decode(data, type=_Members)
-    except (msgspec.DecodeError, RecursionError):
-        try:  # Python's own decoder also takes NaN, which many servers in Python send
-            found = msgspec.json.decode(json.dumps(json.loads(data, parse_constant=str)), type=_Members)
-        except (ValueError, RecursionError):
-            return None, None
-    has_outcome = found.result is not UNSET or found.error is not UNSET
-    if found.method is not UNSET or (found.jsonrpc is UNSET and not has_outcome):
+    try:  # Python's own decoder also takes NaN, which many servers in Python send
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(found, dict):
+        return None, None
+    members = cast("dict[str, Any]", found)
+    if "method" in members or not members.keys() & {"jsonrpc", "result", "error"}:
         return None, None
     error = None
-    if found.error is not UNSET:
-        with suppress(ProtocolError, InvalidAnswer):
-            check_bounds(bytes(found.error))
-            error = remote_error(found.error)
-    return as_sent(found.id), error
+    if "error" in members:
+        with suppress(ProtocolError, InvalidAnswer, UnicodeEncodeError):
+            raw = msgspec.Raw(json.dumps(members["error"], ensure_ascii=False).encode())
+            check_bounds(bytes(raw))
+            error = remote_error(raw)
+    id = members.get("id")
+    return as_sent(id) if isinstance(id, int | float | str) else None, error
 
 
 _TURN = 128  # messages that are sent before other tasks of the event loop may run
