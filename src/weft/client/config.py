@@ -256,7 +256,8 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
     if shell := next((word for word in words if word in _SHELL_WORDS), None):
         raise UsageError(
-            f"The command has {shell!r}, which only a shell understands; start one program, or write it as a list."
+            f"The command has {shell!r}, which only a shell understands, but no shell is used. Start one program, or "
+            "write it as a list."
         )
     return words
 

@@ -57,7 +57,7 @@ def check_meta_key(key: str) -> None:
     if slash and not all(_LABEL.fullmatch(label) for label in prefix.split(".")):
         raise ValueError(f"The prefix of the key {key[:_MAX_NAME]!r} is malformed; write it as 'com.example/'.")
     if not _KEY_NAME.fullmatch(name):
-        allowed = "use A-Z a-z 0-9 _ . - only, and a letter or digit at both ends"
+        allowed = "write A-Z a-z 0-9 _ . - only, and a letter or digit at both ends"
         raise ValueError(f"The name in the key {key[:_MAX_NAME]!r} is malformed; {allowed}.")
 
 

@@ -377,7 +377,7 @@ def _start(body: bytes) -> str:
 
 
 _REMEDIES: Mapping[int, str] = {
-    401: "it wants authorization: give `auth=`, or `headers={'Authorization': 'Bearer …'}`",
+    401: "it wants authorization: give `auth=` or `headers={'Authorization': 'Bearer …'}`, or check the token",
     403: "it does not allow this: check the token and its scopes, and whether it accepts this host",
     404: "there is nothing at this path: check it, it is usually /mcp",
     405: "it does not accept POST there: check the path, it is usually /mcp",

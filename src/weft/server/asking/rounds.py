@@ -39,6 +39,7 @@ from weft.errors import (
     RequestTimeout,
     UsageError,
 )
+from weft.limits import Limits
 from weft.protocol.request_state import Journal, KeyRing, Keys, RecordedAnswer, StateRefused, binding, digest
 from weft.server.asking.once import Once, to_json
 from weft.server.asking.questions import ask_url, check_request, params_of
@@ -194,9 +195,12 @@ class Asker(ABC):
                 "fewer at a time, put them into one form, or raise Limits(input_responses=...)."
             )
 
-    def _check_total(self, asked: int, what: str, limit: str) -> None:
+    @property
+    def _limits(self) -> Limits:
+        return self._call.services.limits
+
+    def _check_total(self, asked: int, what: str, limit: str, most: int) -> None:
         """Raise UsageError if a handler has asked too often, as in an endless loop that lets a model use tools."""
-        most: int = getattr(self._call.services.limits, limit)
         if asked > most:
             raise UsageError(
                 f"{self._call.described} has asked {most} {what} and is still not done. Return a result when the "
@@ -230,7 +234,7 @@ class Round(Asker):
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked[name] = question
-        self._check_total(len(self._asked), "questions", "asks_per_call")
+        self._check_total(len(self._asked), "questions", "asks_per_call", self._limits.asks_per_call)
         answer = self.journal.answer(name, question) or self._early_answer(name, question)
         if self._call.replay is not None:
             self._call.replay.asked()
@@ -456,7 +460,7 @@ class Channel(Asker):
                 reason = "it has cancelled the call."
             raise QuestionFailed(f"The client cannot be asked ({method}): {reason}")
         self._sent += 1
-        self._check_total(self._sent, "questions", "asks_per_call")
+        self._check_total(self._sent, "questions", "asks_per_call", self._limits.asks_per_call)
         fitting = self._fit(method, params)
         try:
             if call.session is not None and call.reply.can_stream:
@@ -493,7 +497,7 @@ class Channel(Asker):
         if isinstance(signal, UrlElicitationRequired):
             raise self._pages_required(signal)
         self._rounds += 1
-        self._check_total(self._rounds, "rounds", "input_rounds")
+        self._check_total(self._rounds, "rounds", "input_rounds", self._limits.input_rounds)
         self.is_retry = True
         answers = await _ask_all(self._ask_returned(request) for request in signal.requests.values())
         self.journal.answers.update(zip(signal.requests, answers, strict=True))

@@ -48,6 +48,7 @@ class _Watch:
         self._beat_seconds = beat_seconds
         self._blocked_seconds = blocked_seconds
         self._thread = threading.get_ident()
+        self._frames = sys._current_frames  # pyright: ignore[reportPrivateUsage] - documented
         self._beat = time.monotonic()
         self._warned: set[tuple[str, str, int]] = set()  # handler, file, line
 
@@ -65,7 +66,7 @@ class _Watch:
             time.sleep(self._beat_seconds)
             if time.monotonic() - self._beat > self._blocked_seconds and self._is_alive():
                 # Not in a variable: a frame keeps all objects in it alive.
-                self._warn(sys._current_frames().get(self._thread))  # pyright: ignore[reportPrivateUsage] - documented
+                self._warn(self._frames().get(self._thread))
 
     def _is_alive(self) -> bool:
         loop = self._loop()

@@ -174,7 +174,8 @@ class Sessions:
 
     async def close(self) -> None:
         """End the live part of every session, because the server stops. The records stay, for other workers."""
-        await asyncio.gather(*[self._release(session) for session in self._all()])
+        # `Engine.stop` has cancelled the calls, and waited for them.
+        await asyncio.gather(*[self._release(session, seconds=0) for session in self._all()])
         if self._background:
             await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
         leave_bus, self._leave_bus = self._leave_bus, None
@@ -277,13 +278,16 @@ class Sessions:
             self._sweeping.cancel()
             self._sweeping = None
 
-    async def _release(self, session: Session) -> None:
-        """End the live part of a session in this process. The record stays."""
+    async def _release(self, session: Session, seconds: float | None = None) -> None:
+        """End the live part of a session in this process. The record stays.
+
+        Wait up to `seconds` for its calls (default: `drain_seconds`).
+        """
         self._remove(session)
         tasks = {cancellation.task for cancellation in session.connection.in_flight.values()}
         session.close()
         if waiting := [task for task in tasks if task is not None and not task.done()]:
-            await asyncio.wait(waiting, timeout=self.limits.drain_seconds)
+            await asyncio.wait(waiting, timeout=self.limits.drain_seconds if seconds is None else seconds)
         await session.connection.close()
 
     def _sweep_later(self) -> None:
