@@ -25,30 +25,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CacheStore",
-    "CallDeclined",
-    "Change",
-    "CommandQuestion",
-    "FormQuestion",
-    "JoinedTool",
-    "MemoryCacheStore",
-    "PendingQuestions",
-    "PipeTransport",
-    "PromptsChanged",
-    "ResourceUpdated",
-    "ResourcesChanged",
-    "ResponseCache",
-    "SampleQuestion",
-    "StreamReopened",
-    "ToolCall",
-    "ToolsChanged",
-    "Transport",
-    "UrlQuestion",
-    "command_question",
-    "join_tools",
-    "preferred_model",
-    "read_config",
-]
+    "CacheStore", "CallDeclined", "Change", "CommandQuestion", "FormQuestion", "JoinedTool", "MemoryCacheStore",
+    "PendingQuestions", "PipeTransport", "PromptsChanged", "ResourceUpdated", "ResourcesChanged", "ResponseCache",
+    "SampleQuestion", "StreamReopened", "ToolCall", "ToolsChanged", "Transport", "UrlQuestion", "command_question",
+    "join_tools", "preferred_model", "read_config",
+]  # fmt: skip
 
 __getattr__ = lazily(
     __name__,
@@ -60,17 +41,11 @@ __getattr__ = lazily(
         "weft.client.questions": ("FormQuestion", "SampleQuestion", "UrlQuestion", "preferred_model"),
         "weft.client.requests.cache": ("CacheStore", "MemoryCacheStore", "ResponseCache"),
         "weft.client.results": (
-            "CallDeclined",
-            "Change",
-            "PendingQuestions",
-            "PromptsChanged",
-            "ResourceUpdated",
-            "ResourcesChanged",
-            "StreamReopened",
-            "ToolsChanged",
+            "CallDeclined", "Change", "PendingQuestions", "PromptsChanged", "ResourceUpdated", "ResourcesChanged",
+            "StreamReopened", "ToolsChanged",
         ),
     },
-)
+)  # fmt: skip
 
 
 def __dir__() -> list[str]:
