@@ -1,4 +1,4 @@
-"""The `Context` of a call, for handlers and middleware: facts about the request, progress, logs, and questions."""
+"""The `Context` of a call, for handlers and middleware: facts about the request, progress, logs and elicitation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Ts = TypeVarTuple("Ts")
 Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _server_log = logging.getLogger("weft.context")
-_seldom = Seldom(_server_log)  # for warnings that clients can cause as often as they like
+_seldom = Seldom(_server_log)  # limits warnings that a client can cause very often
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
@@ -53,10 +53,10 @@ _TOO_FAST = (
 
 
 def _question(ask: Ask) -> Ask:
-    """Decorate a method that asks, so that a missing `await` is found when the handler returns.
+    """Decorate a method that asks the client a question, to detect a missing `await` when the handler returns.
 
-    The coroutine that the method returns is recorded. If it is not awaited, no question is sent, but `if
-    ctx.elicit(...)` takes the coroutine for True.
+    The coroutine that the method returns is recorded. If the handler does not await the coroutine, no question is sent,
+    and `if ctx.elicit(...)` is always true.
     """
 
     @wraps(ask)
@@ -70,7 +70,7 @@ def _question(ask: Ask) -> Ask:
 
 
 class Context:
-    """Gives a handler the facts about its call, and sends messages to the client before the answer.
+    """Gives a handler the facts about its call, and sends messages to the client before the response.
 
     Weft passes the context to every handler that has a parameter annotated with `Context`, at any position:
 
@@ -89,7 +89,7 @@ class Context:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()  # the thread of the loop
-        self._progress: float | None = None  # last value that was reported: the next one must be greater
+        self._progress: float | None = None  # last reported value; the next value must be greater
         self._state: dict[str, Any] | None = None
 
     # The request.
@@ -101,7 +101,10 @@ class Context:
 
     @property
     def params(self) -> Any:
-        """The decoded params: a struct of `weft.types`. If middleware changes it, the handler gets the changed one."""
+        """The decoded params of the request: a struct of `weft.types`.
+
+        If middleware changes the struct, the handler gets the changed params.
+        """
         self._call.params_seen = True
         return self._call.envelope.params
 
@@ -112,7 +115,7 @@ class Context:
 
     @property
     def server(self) -> Server:
-        """The server that serves the call."""
+        """The `Server` that handles the call."""
         return cast("Server", self._call.services.owner)
 
     @property
@@ -122,7 +125,7 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """A dict for data that middleware and handler share during this call; empty at first."""
+        """A dict for data that middleware and the handler share during this call. It is empty at first."""
         if self._state is None:
             self._state = {}
         return self._state
@@ -136,20 +139,21 @@ class Context:
 
     @property
     def token_info(self) -> TokenInfo | None:
-        """The verified caller; None if no caller was verified.
+        """The verified identity of the caller, or None if the caller was not verified.
 
-        The caller was verified by its token, or by an ASGI app around the server, such as middleware or a parent app.
+        Weft verifies the caller by its token. An ASGI app around the server, such as a parent app, can verify the
+        caller too.
         """
         return self._call.token_info
 
     @property
     def connection(self) -> Connection:
-        """The facts about the client, and the channel to it."""
+        """The connection to the client: facts about the client, and methods to send messages to the client."""
         return self._call.connection
 
     @property
     def connection_id(self) -> str:
-        """The id of the session. If there is no session, every call has a different `connection_id`.
+        """The id of the session. Without a session, every call has a different `connection_id`.
 
         To store data for later calls, use `session_id` as the key. It is None if there is no session.
         """
@@ -157,7 +161,7 @@ class Context:
 
     @property
     def session_id(self) -> str | None:
-        """The id of the session, the same for all of its calls; None if there is no session."""
+        """The id of the session that the call belongs to, or None if there is no session."""
         return None if self._call.session is None else self._call.connection.connection_id
 
     @property
@@ -167,12 +171,12 @@ class Context:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the call is of the stateless era, which has no sessions."""
+        """Whether the protocol version of this call is of the stateless era, which has no sessions."""
         return self._call.era.is_stateless
 
     @property
     def client_info(self) -> Implementation | None:
-        """Name and version of the client, if it sent them. They are not verified."""
+        """The name and version of the client, or None if it did not send them. They are not verified."""
         return self._call.envelope.client_info
 
     @property
@@ -191,19 +195,20 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client cancelled the call. Async handlers are stopped; sync handlers must check `cancelled`."""
+        """Whether the call was cancelled. Async handlers are stopped; sync handlers must check this property."""
         return self._call.cancellation.cancelled
 
     @property
     def _is_silent(self) -> bool:
-        """Whether notifications are dropped: the call is cancelled, or is a listen stream, which has only changes."""
+        """Whether to drop notifications, because the call is cancelled or is a `subscriptions/listen` request."""
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Send a progress notification, if the client asked for progress.
 
-        A value that is not greater than the last one is dropped. At most `Limits.progress_per_second` notifications are
-        sent per second; a value that reaches the total is sent even beyond that rate.
+        The notification is dropped if `progress` is not greater than the last value. At most
+        `Limits.progress_per_second` notifications are sent per second. A notification that reaches `total` may exceed
+        this rate.
         """
         for name, number in (("progress", progress), ("total", total)):
             if number is not None and not math.isfinite(number):
@@ -224,12 +229,12 @@ class Context:
         await self._call.reply.notify(encode_notification("notifications/progress", fitting))
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level.
+        """Send a log message to the client, if the client wants messages of this level.
 
-        `data` is any value that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
-        A `SecretStr` in it is logged as stars. `logger` names the source of the message; default: the server's name.
-        At most `Limits.log_messages_per_second` messages are sent per second; more are dropped. Before the next message
-        that is not dropped, the client gets one that says how many were dropped.
+        `data` is any value that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models. A
+        `SecretStr` in `data` is logged as stars. `logger` names the source of the message; default: the server's name.
+        At most `Limits.log_messages_per_second` messages are sent per second; further messages are dropped. When
+        messages are sent again, the client first gets a message with the number of dropped messages.
         """
         if level not in _LEVELS:  # checked first, so that a wrong level fails even if the client wants no log messages
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
@@ -291,10 +296,10 @@ class Context:
         await self.log("emergency", data, logger=logger)
 
     async def close_stream(self, retry_seconds: float = 1.0) -> None:
-        """Close the SSE stream of this call. The client reconnects after `retry_seconds` to get the rest of the stream.
+        """Close the SSE stream of this call. The client reconnects after `retry_seconds` to get the later messages.
 
-        So a long call does not need an open connection all the time. Only clients of revision 2025-11-25 over HTTP
-        reconnect. For other clients this method does nothing.
+        This way, a long call does not need an open connection all the time. Only clients of protocol version 2025-11-25
+        over HTTP reconnect. For other clients, this method does nothing.
         """
         if not 0 <= retry_seconds <= 3600:
             raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
@@ -302,11 +307,11 @@ class Context:
             await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """Block until an awaitable is done, and return its result. For sync handlers, which cannot await.
+        """Run an awaitable from a sync handler: block until the awaitable is done, and return its result.
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
         """
-        if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run it
+        if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run the awaitable
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
@@ -314,7 +319,7 @@ class Context:
         with nullcontext() if replay is None else replay.waiting(awaitable, caller()):
             return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
 
-    # Questions: to the user, to the client's model, and for roots.
+    # Questions to the client: elicitation, sampling and roots.
 
     @overload
     async def elicit(self, message: str, schema: type[T], *, key: str | None = None) -> Elicitation[T]: ...
@@ -326,29 +331,32 @@ class Context:
     async def elicit(
         self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
     ) -> Elicitation[Any]:
-        """Ask the user to fill in a form. `schema` describes its fields: a flat model, or a flat JSON Schema.
+        """Ask the user to fill in a form, and return the answer.
+
+        `schema` describes the fields of the form: a model or a JSON Schema without nested objects.
 
         In the stateless era the call does not wait for the answer. The call ends at this line, and **the handler runs
-        again from the top** when the client calls again with the answer. So the code before the question runs again,
-        too. Use `once` for code that must not run twice.
+        again from the top** when the client repeats the call with the answer. So the code before the question runs
+        again, too. Use `once` for code that must not run twice.
 
-        The answer is in `answer.value` after `if answer.action == "accept"`, or in `case AcceptedElicitation(value)`.
+        If `answer.action == "accept"`, the user's input is in `answer.value`. In a `match` statement, write
+        `case AcceptedElicitation(value)`.
 
-        If a handler asks the same question several times, and the order can differ between runs, give each a different
-        `key`.
+        If a handler asks the same question several times, and the order of the questions can differ between runs, give
+        each question a different `key`.
         """
         return await asks.elicit(self._call, message, schema, key)
 
     @_question
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
-        """Ask the user to visit a web page. For `key`, see `elicit`.
+        """Ask the user to visit a web page, and return the user's decision. For `key`, see `elicit`.
 
         The action `accept` means that the user agreed to visit the page, not that the user has finished there.
         """
         return await asks.elicit_url(self._call, message, url, key)
 
     async def notify_complete(self, page: str) -> None:
-        """Notify the client that the user has finished on a page, if the protocol version has a message for that.
+        """Notify the client that the user has finished on a web page, if the protocol version has such a notification.
 
         `page` is the id that was given to `ask_url(..., id=page)`, in this call or an earlier one. Outside of a call,
         use `connection.notify_complete`.
@@ -365,7 +373,7 @@ class Context:
         key: str | None = None,
         **options: Any,
     ) -> CreateMessageResult:
-        """Ask the client's model, and return its message.
+        """Ask the client's model (sampling), and return the message of the model.
 
         `options` are the other fields of `CreateMessageParams`. For `key`, see `elicit`.
         """
@@ -374,13 +382,16 @@ class Context:
 
     @_question
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
-        """Ask the client's model, with params and answer in the JSON form of the protocol. For `key`, see `elicit`."""
+        """Ask the client's model (sampling) with a dictionary, and return the message of the model as a dictionary.
+
+        Both dictionaries have the JSON form of the protocol. For `key`, see `elicit`.
+        """
         answer = await asks.sample(self._call, ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
     @_question
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
-        """Ask the client for its roots. For `key`, see `elicit`."""
+        """Ask the client for its roots, and return them. For `key`, see `elicit`."""
         return (await asks.ask(self._call, ask_roots(), ListRootsResult, key)).roots
 
     @overload
@@ -391,39 +402,39 @@ class Context:
     async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
     @_question  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
     async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None) -> Any:
-        """Call `fn(*args)` once per logical call, even if the handler runs several times, and return its result.
+        """Call `fn(*args)` only once, even if the handler runs several times for one call, and return the result.
 
-        A handler that asks runs again from the top when the answer comes. Use `once` for side effects, such as charging
-        a card, and for values that change, such as random numbers. The result of the first call is stored under `key`
-        and returned to later runs. The result must be a JSON value, or a value of the type that is given as `type` or
-        as the return annotation of `fn`.
+        A handler that asks the client a question runs again from the top when the answer comes. Use `once` for side
+        effects, such as charging a card, and for values that change, such as random numbers. The result of `fn` is
+        stored under `key`; when the handler runs again, `once` returns the stored result. The result must be a JSON
+        value, or a value of the type that is given as `type` or as the return annotation of `fn`.
         """
         check_key(key, f"ctx.once({key!r}, ...)")
         if not callable(fn):
             if isinstance(fn, Coroutine):
-                fn.close()  # else Python warns about it as well
+                fn.close()  # otherwise Python warns that it was never awaited
             raise UsageError(
                 f"ctx.once({key!r}, ...) got the result of a function, not the function, so it cannot decide whether "
                 f"to call it. Pass the function and its arguments separately: ctx.once({key!r}, fn, argument)."
             )
         return await asker_of(self._call).once(key, fn, args, type)
 
-    # Answers from earlier rounds, for handlers that return `InputRequired` themselves.
+    # Answers of earlier rounds, for handlers that return `InputRequired` instead of calling `elicit`.
 
     @property
     def input_responses(self) -> Mapping[str, Any]:
-        """The client's answers so far, by the keys of the questions."""
+        """The answers that the client has sent so far, by the key of the question."""
         return MappingProxyType({key: msgspec.json.decode(answer.value) for key, answer in self._answers.items()})
 
     def has_input_response(self, key: str) -> bool:
-        """Return whether there is an answer for `key`."""
+        """Return whether the client has answered the question with this key."""
         return key in self._answers
 
     def input_response(self, key: str, type: type[T]) -> T:
-        """Return the answer for `key` as `type`. Raise `InvalidParams` if there is no answer.
+        """Return the client's answer to the question with this key, as `type`.
 
-        If the answer is not a valid `type`, raise `InvalidParams` in the stateless era, and `QuestionFailed` in a
-        session.
+        Raises `InvalidParams` if there is no answer. If the answer is not a valid `type`, raises `InvalidParams` in the
+        stateless era, and `QuestionFailed` in a session.
         """
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
@@ -435,16 +446,16 @@ class Context:
 
     @property
     def is_retry(self) -> bool:
-        """Whether the handler ran before for the same logical call, for example before its questions were answered."""
+        """Whether the handler runs again for the same call, for example after a question to the client."""
         return self._call.asker is not None and self._call.asker.is_retry
 
     @property
     def request_state(self) -> Any:
-        """The decrypted state that an earlier round returned with `InputRequired`; None if no round returned one."""
+        """The decrypted state that the handler returned earlier with `InputRequired`, or None if there is no state."""
         return None if self._request_state is None else msgspec.json.decode(self._request_state)
 
     def request_state_as(self, type: type[T]) -> T | None:
-        """Return `request_state` as `type`; None if there is no state.
+        """Return `request_state` as `type`, or None if there is no state.
 
         Raises `InvalidParams` if the state is not a valid `type`.
         """
@@ -463,7 +474,7 @@ class Context:
 
 
 def _read(data: bytes, type: type[T]) -> T:
-    """Decode JSON as `type`. Raise ValueError if `data` is not a valid `type`."""
+    """Decode JSON as `type`. Raise ValueError if the JSON is not a valid `type`."""
     if isinstance(type, msgspec.StructMeta):
         return msgspec.json.decode(data, type=type)
     return cast("T", adapter_of(type).validate_json(data))

@@ -38,7 +38,7 @@ Options = TypeVar("Options", bound=FeatureOptions)
 
 
 class PromptKeywords(TypedDict, total=False):
-    """The fields of `FeatureOptions` as keywords of `server.prompt(...)`, for type checkers."""
+    """The keyword arguments of `server.prompt(...)`, for type checkers: the fields of `FeatureOptions`."""
 
     name: str | None
     title: str | None
@@ -52,7 +52,7 @@ class PromptKeywords(TypedDict, total=False):
 
 
 class ResourceKeywords(PromptKeywords, total=False):
-    """The fields of `ResourceOptions` as keywords of `server.resource(...)`."""
+    """The keyword arguments of `server.resource(...)`, for type checkers: the fields of `ResourceOptions`."""
 
     mime_type: str | None
     size: int | None
@@ -61,7 +61,7 @@ class ResourceKeywords(PromptKeywords, total=False):
 
 
 class ToolKeywords(PromptKeywords, total=False):
-    """The fields of `ToolOptions` as keywords of `server.tool(...)`."""
+    """The keyword arguments of `server.tool(...)`, for type checkers: the fields of `ToolOptions`."""
 
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
@@ -71,7 +71,7 @@ class ToolKeywords(PromptKeywords, total=False):
 
 
 def _read_options(what: str, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Return the options of a feature; raise UsageError for an option that does not exist."""
+    """Return `options` as an object of the class `kind`. Raise UsageError if an option does not exist."""
     check_options(what, options, kind.__struct_fields__)
     return kind(**options)
 
@@ -85,7 +85,7 @@ class Server(Servable):
     ...     '''Add two numbers.'''
     ...     return a + b
 
-    `server.run()` serves it on stdio, `server.run("http")` over HTTP. `server.asgi()` returns an ASGI app to mount.
+    `server.run()` serves on stdio, `server.run("http")` over HTTP. `server.asgi()` returns an ASGI app to mount.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Server(Servable):
             instructions: A text for the model: how to use the server.
             website_url: The URL of a page about the server.
             icons: Icons that a client may show.
-            lifespan: A function that takes the server and returns an async context manager. It is entered once per
-                process. Handlers find the value that it yields in `ctx.lifespan`.
-            middleware: Functions that are called around every call. The first one is the outermost.
+            lifespan: A function that takes the server and returns an async context manager. The context manager is
+                entered once per process. Handlers find the value that it yields in `ctx.lifespan`.
+            middleware: Functions that wrap every call. The first function is the outermost.
             extensions: Extensions of the protocol that the server supports.
             cache_hint: How long clients may cache lists and contents of resources. Default: not at all. If the hint
-                has no scope, a cache may share lists between users, but not contents.
-            list_cache_hints: Cache hints for single lists, by name. Default: `cache_hint`.
+                has no scope, a cache may share lists between users, but not contents of resources.
+            list_cache_hints: Cache hints for individual lists, by the name of the list. Default: `cache_hint`.
             page_size: The number of entries on one page of a list.
             schema_refs: Keep `$defs` and `$ref` in the schemas of tools. Default: models are written inline, because
                 many clients do not follow a `$ref`.
@@ -139,11 +139,11 @@ class Server(Servable):
                 variable WEFT_STATE_KEY (comma-separated), or else a random key that is lost when the process ends.
             eras: The families of protocol versions to serve: "stateless" (2026-07-28), "session" (older versions, which
                 begin with a handshake), or both.
-            require_initialized: Refuse requests in a session until its client has confirmed the handshake.
+            require_initialized: Reject requests in a session until the client has confirmed the handshake.
             backend: The store, log and bus that workers share. Default: the memory of this process.
-            auth: How requests over HTTP are authorized. A `ResourceServer` names who issues the tokens and who verifies
-                them. A verifier such as `StaticTokens({...})` accepts the tokens that it knows. Default: every request
-                is accepted.
+            auth: How HTTP requests are authorized. A `ResourceServer` names the issuers of tokens and the verifier. A
+                verifier alone, such as `StaticTokens({...})`, is enough for clients that already have a token. Default:
+                every request is accepted.
             debug: Send the text of internal errors to clients, and log more warnings: about short calls that block the
                 event loop, and about side effects before a question. Default: True if the environment variable
                 WEFT_DEBUG is set and is not 0.
@@ -201,7 +201,7 @@ class Server(Servable):
 
     @property
     def debug(self) -> bool:
-        """Whether clients get the text of internal errors."""
+        """Whether debug mode is on: clients get the text of internal errors, and more warnings are logged."""
         return self.engine.debug
 
     @debug.setter
@@ -232,32 +232,33 @@ class Server(Servable):
         self.engine.tools.add(fn, _read_options("A tool", ToolOptions, options))
 
     def remove_tool(self, name: str) -> None:
-        """Remove a tool."""
+        """Remove the tool with this name."""
         self.engine.tools.remove(name)
 
     def resource(self, uri: str, /, **options: Unpack[ResourceKeywords]) -> Callable[[F], F]:
-        """Register a function that returns the content of a resource, or of all resources of a URI template.
+        """Register a function that returns the content of a resource, or of all resources that match a URI template.
 
         Examples: `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a
         template (RFC 6570) are parameters of the function.
 
         `needs` names the capabilities that a client must declare to read the resource. With `hide`, clients without
         these capabilities do not see the resource in the list. `scopes` are the scopes that a token must have to read
-        and to list it. With `replace`, it replaces a resource or template of the same URI.
+        and to list the resource. With `replace`, the resource replaces a resource or template of the same URI.
         """
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
             raise UsageError(f"@server.resource needs the URI ({caller()}). Write @server.resource('scheme://path').")
         return lambda fn: decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
-        """Register a resource without a decorator: its fixed content, or a function that returns the content.
+        """Register a resource without a decorator.
 
-        The options are those of `resource`.
+        `content` is the fixed content of the resource, or a function that returns the content. The options are those of
+        `resource`.
         """
         self.engine.resources.add(uri, content, _read_options("A resource", ResourceOptions, options))
 
     def remove_resource(self, uri: str) -> None:
-        """Remove a resource or a resource template."""
+        """Remove the resource or the resource template with this URI."""
         self.engine.resources.remove(uri)
 
     @overload
@@ -276,7 +277,7 @@ class Server(Servable):
         self.engine.prompts.add(fn, _read_options("A prompt", FeatureOptions, options))
 
     def remove_prompt(self, name: str) -> None:
-        """Remove a prompt."""
+        """Remove the prompt with this name."""
         self.engine.prompts.remove(name)
 
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
@@ -298,7 +299,7 @@ class Server(Servable):
     @overload
     def middleware(self, /) -> Callable[[Middleware], Middleware]: ...
     def middleware(self, fn: Any = None, /) -> Any:
-        """Register a function that runs around every call: `async def timing(ctx, next): return await next()`."""
+        """Register a middleware function to wrap every call: `async def timing(ctx, next): return await next()`."""
 
         return decorate(fn, self.engine.add_middleware, "middleware")
 
@@ -307,12 +308,12 @@ class Server(Servable):
     @overload
     def on_error(self, kind: type[E], fn: Translation[E], /) -> None: ...
     def on_error(self, kind: Any = None, fn: Any = None, /) -> Any:
-        """Register a function that turns exceptions of a class into an answer for the model or the client.
+        """Register a function that converts exceptions of the class `kind` into a response.
 
         Write `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. The function is called for exceptions of
-        all tools, resources and prompts. It may be sync or async. It gets the exception, and the `Context` if it has
-        two parameters. It returns a text, a `ToolError`, a `ProtocolError` or a result. If functions are registered for
-        several classes of an exception, the one for the most specific class is called.
+        all tools, resources and prompts. It may be sync or async. It gets the exception, and also the `Context` if it
+        has two parameters. It returns a text, a `ToolError`, a `ProtocolError` or a result. If several registered
+        classes match an exception, the function for the most specific class is called.
         """
         check_exceptions(kind)
 
@@ -321,7 +322,8 @@ class Server(Servable):
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
         """Register a function that is called when a client in a session reports that its roots have changed.
 
-        The function must be async. It gets the connection: `await connection.list_roots()` returns the new roots.
+        The function must be async. It gets the connection of the client: `await connection.list_roots()` returns the
+        new roots.
         """
         decorate(fn, self.engine.add_roots_callback, "on_roots_changed")
         return fn
@@ -330,10 +332,10 @@ class Server(Servable):
     # removing features notifies clients automatically.
 
     def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
-        """Notify the clients that subscribed to the resource `uri` that it has changed.
+        """Notify the subscribers of the resource `uri` that the resource has changed.
 
-        If the resource belongs to a larger one, `part_of` is the URI of the larger one: its subscribers are notified
-        too.
+        If the resource is a part of a larger resource, `part_of` is the URI of the larger resource, whose subscribers
+        are notified too.
         """
         self.engine.changes.publish(Change("resource", uri, part_of))
 
@@ -372,8 +374,8 @@ class Server(Servable):
             sessions: Store sessions for clients that begin with a handshake. With False, any worker can serve these
                 clients, but the server cannot ask them anything or notify them of changes.
             sse_path: A path such as "/sse", to serve clients of the old HTTP+SSE transport as well.
-            trusted_proxies: Addresses or networks of proxies. For a request from one of them, the address of the client
-                is read from the proxy's headers.
+            trusted_proxies: Addresses or networks of proxies. For a request from such a proxy, the address of the
+                client is read from the proxy's headers.
             cors: Origins of web pages that may call the server and read its answers.
         """
         from weft.server.run.listening import HttpOptions
@@ -390,31 +392,39 @@ class Server(Servable):
         return self.engine.app(options)
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Return a pipe that serves a client in this process.
+        """Return a pipe that serves one client in this process.
 
-        Pass the client's messages to `pipe.send`. The pipe passes the messages for the client to `deliver`.
+        Pass the client's messages to the `send` method of the pipe. The pipe passes the messages for the client to
+        `deliver`.
         """
         return self.engine.pipe(deliver)
 
     async def serve_pipe(self, source: int, sink: int) -> None:
-        """Serve one client on two file descriptors, one JSON message per line, until `source` ends.
+        """Serve one client on two file descriptors, with one JSON message per line, until the end of `source`.
 
-        A connected socket can be both: `await server.serve_pipe(sock.fileno(), sock.fileno())`.
+        Messages are read from `source` and written to `sink`. A connected socket can be used for both:
+        `await server.serve_pipe(sock.fileno(), sock.fileno())`.
         """
         from weft.server.stdio.stdio import serve_stdio
 
         await serve_stdio(self.engine, source, sink)
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open."""
+        """Close all listen streams and standalone streams, because the process will stop soon.
+
+        Streams that clients open later are closed at once.
+        """
         self.engine.close_streams()
 
     async def start(self) -> None:
-        """Enter the lifespan now, and raise its exceptions. If `start` is not called, the first request enters it."""
+        """Enter the server's lifespan now. Without this call, the first request enters the lifespan.
+
+        Exceptions of the lifespan are raised to the caller of `start`.
+        """
         await self.engine.lifespan.start()
 
     async def stop(self) -> None:
-        """Release everything at the end of the process: sessions, background tasks, threads, the lifespan."""
+        """Stop the server: cancel open calls, close sessions, end background tasks and threads, exit the lifespan."""
         await self.engine.stop()
 
     @overload
@@ -432,7 +442,10 @@ class Server(Servable):
     @overload
     async def serve(self, transport: Literal["http"], **options: Unpack[HttpKeywords]) -> None: ...
     async def serve(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """Serve in the running event loop until cancelled. Unlike `run`, it handles no signals and has one worker."""
+        """Serve on stdio or over HTTP in the running event loop, until this coroutine is cancelled.
+
+        Unlike `run`, this method does not handle signals, and serves with one process only.
+        """
         from weft.server.run.running import serve
 
         await serve(self.engine, transport, **options)
@@ -440,11 +453,11 @@ class Server(Servable):
     if not TYPE_CHECKING:  # hidden from type checkers, which then report that a Server is no ASGI app
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError. If the name is from another SDK, the message says what Weft has instead."""
+            """Raise AttributeError. If the name exists in another SDK, the message says what to use in Weft instead."""
             return attribute_of(self, name)
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            """Refuse requests with an error: the program has mounted the server itself instead of `server.asgi()`."""
+            """Reject the request with an error, because the ASGI app is `server.asgi()`, not the server itself."""
             from weft.server.http.app import refuse_in_place_of_app
 
             await refuse_in_place_of_app(self, scope, receive, send)

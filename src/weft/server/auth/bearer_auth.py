@@ -1,11 +1,11 @@
-"""Accept or refuse HTTP requests by their bearer token.
+"""Accept or reject HTTP requests by their bearer token.
 
-The decision needs only URL and headers, and is made before the body of a request is read. The result of a verifier is
-cached under a digest of the token until the token expires, so the next request with the same token costs one look-up.
-The token itself is not stored.
+The decision needs only the URL and the headers, and is made before the body of a request is read. The result of a
+verifier is cached under a digest of the token, at most until the token expires, so the next request with the same token
+needs only a look-up. The token itself is not stored.
 
-A verifier whose tokens can be revoked before they expire may have an async method `recheck`. It is called with the
-cached `TokenInfo` on every request, and raises `TokenRefused` if the token was revoked.
+A verifier whose tokens can be revoked before they expire may have an async method `recheck`. For every request with a
+cached token, `recheck` is called with the cached `TokenInfo`. It raises `TokenRefused` if the token was revoked.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from weft.server.calls.services import Services
 from weft.server.diagnostics import report
 
 _CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
-_MOST_KNOWN = 10_000  # Cached tokens; beyond that, the oldest is dropped.
+_MOST_KNOWN = 10_000  # Most cached tokens; if there are more, the oldest is dropped.
 
 
 class BearerAuth:
-    """Accepts HTTP requests with a valid token, and refuses all others with a challenge.
+    """Accepts HTTP requests with a valid token, and rejects all other requests with a `WWW-Authenticate` challenge.
 
-    It guards every route of an app except the metadata, which says how to get a token.
+    Every route of the app needs a token, except the metadata document, which tells clients how to get a token.
     """
 
     def __init__(self, auth: Protection, services: Services) -> None:
@@ -46,15 +46,15 @@ class BearerAuth:
         self.metadata = auth.metadata(services.info)  # The metadata document, encoded.
         self._proofs = Proofs(auth.dpop, services)
         self._recheck: Callable[[TokenInfo], Awaitable[None]] | None = getattr(auth.verifier, "recheck", None)
-        # Callers by the digest of scheme and token, each with the end of its validity.
+        # Cached `TokenInfo` and the end of its validity, by the digest of scheme and token.
         self._known: dict[bytes, tuple[TokenInfo, float]] = {}
 
     def is_metadata(self, path: str) -> bool:
-        """Return whether the metadata is served at a path. The path is relative to the mount point of the app."""
+        """Return whether the metadata document is served at `path`, which is relative to the app's mount point."""
         return path in self._paths
 
     def metadata_url(self, scope: Scope) -> str | None:
-        """Return the URL of the metadata if the app is mounted at a path of another app, else None.
+        """Return the URL of the metadata document if the app is mounted below a path of another app, else None.
 
         A mounted app cannot serve the usual path at the root of the host, so its metadata is below the mount point.
         """
@@ -62,7 +62,10 @@ class BearerAuth:
         return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
 
     def accept_known(self, scope: Scope, headers: Headers) -> bool:
-        """Accept a request if its token is cached, and return True. If this method returns False, call `accept`."""
+        """Return True if the token of a request is cached, and put its `TokenInfo` into `scope`.
+
+        If the result is False, call `accept` to verify the token.
+        """
         value = headers.known.get(b"authorization")
         if value is None or scope.get("query_string"):
             return False
@@ -70,16 +73,16 @@ class BearerAuth:
         return info is not None
 
     def recall(self, authorization: bytes) -> TokenInfo | None:
-        """Return the cached caller for an Authorization header; None if `accept` must check the token."""
+        """Return the cached `TokenInfo` for an Authorization header, or None if `accept` must verify the token."""
         if self._recheck is not None:
             return None
         known = self._known.get(sha256(authorization).digest())
         return known[0] if known is not None and known[1] > time.time() else None
 
     async def accept(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
-        """Verify the token of a request and put its caller into the scope, or raise a `Refusal` with a challenge.
+        """Verify the token of a request and put its `TokenInfo` into `scope`, or raise a `Refusal` with a challenge.
 
-        The challenge names `metadata_url`, or the usual URL of the metadata if `metadata_url` is None.
+        The challenge contains `metadata_url`, or the usual URL of the metadata document if `metadata_url` is None.
         """
         auth = self._auth
         asking = _Challenge(auth, metadata_url or auth.metadata_url, self._services.name)
@@ -94,7 +97,7 @@ class BearerAuth:
         asking.is_dpop = found[1].lower() == b"dpop"
         token = found[2].decode("ascii")
         info = await self._verify(token, asking)
-        if not auth.resource and (asking.is_dpop or "cnf" in info.claims):  # Proofs name a URL; this server has none.
+        if not auth.resource and (asking.is_dpop or "cnf" in info.claims):  # A proof needs a configured URL.
             asking.is_dpop = False
             raise asking.refuse(401, "invalid_token", "Tokens that are bound to a key are not accepted here.")
         if asking.is_dpop:
@@ -108,9 +111,9 @@ class BearerAuth:
         scope[TOKEN_INFO] = info
 
     async def _verify(self, token: str, asking: _Challenge) -> TokenInfo:
-        """Return the caller of a token, from the cache or the verifier. Raise a `Refusal` if the token is not valid."""
+        """Return the `TokenInfo` of a token, cached or from the verifier. Raise `Refusal` if the token is not valid."""
         key = sha256(b"Bearer " + token.encode()).digest()
-        if asking.is_dpop:  # Another key, so that `recall` never finds a token that also needs a proof.
+        if asking.is_dpop:  # A different key, so that `recall` never finds a token that also needs a proof.
             key = b"DPoP " + key
         known, now = self._known.get(key), time.time()
         try:
@@ -137,10 +140,10 @@ class BearerAuth:
         return info
 
     def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Challenge) -> None:
-        """Cache the caller of a token until the time `until`.
+        """Cache the `TokenInfo` of a token until the time `until`.
 
-        Do not cache a bearer token that needs a proof or lacks a scope, because `recall` would accept it without these
-        checks.
+        Do not cache a bearer token that needs a DPoP proof or lacks a scope, because `recall` checks neither proofs nor
+        scopes.
         """
         auth = self._auth
         needs_more = "cnf" in info.claims or auth.dpop.required or not info.scopes.issuperset(auth.scopes)
@@ -155,7 +158,7 @@ class BearerAuth:
         self, scope: Scope, headers: Headers, token: str, info: TokenInfo, asking: _Challenge
     ) -> None:
         proofs = [value for name, value in headers.raw if name == b"dpop"]
-        # Use the host of the configured resource, as clients see it: a proxy may have changed the one of the request.
+        # Use the host of the configured resource, as clients see it: a proxy may have changed the host of the request.
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         urls = (self._auth.resource, self._auth.origin + raw.partition(b"?")[0].decode("latin-1"))
         try:
@@ -171,7 +174,7 @@ class BearerAuth:
 
 
 class _Challenge:
-    """The `WWW-Authenticate` challenge to one request."""
+    """The `WWW-Authenticate` challenge in the response to one rejected request."""
 
     def __init__(self, auth: Protection, metadata_url: str | None, name: str) -> None:
         self.auth = auth
@@ -180,10 +183,10 @@ class _Challenge:
         self.is_dpop = auth.dpop.required
 
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
-        """Return a refusal with a challenge: where to get a token, and with which scopes.
+        """Return a `Refusal` with a challenge that says where to get a token, and which scopes the token needs.
 
-        `more`, such as the names of the needed scopes, is added only to the text in the body. The challenge has a
-        parameter for it.
+        `more` is added only to the text in the body, for example the names of the needed scopes. The challenge has a
+        separate parameter for the scopes.
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",

@@ -1,9 +1,9 @@
 """Check DPoP proofs (RFC 9449): a token that is bound to a key is valid only if the client proves that it has the key.
 
-A proof is a JWT for one request. It names the method, the URL and the token of the request, and the time when it was
-made. It can be used once, by default within a minute. A request to the token endpoint has no token yet; the token that
-is issued there is bound to the key of the proof. Used proofs are kept in the Backend's store, which workers share. Each
-process also counts them, so that their number is bounded.
+A proof is a JWT for one request. It names the method, the URL and the token of the request, and the time when the proof
+was made. A proof can be used once, by default within a minute. A request to the token endpoint has no token yet; the
+token that is issued there is bound to the key of the proof. Used proofs are recorded in the backend's store, which
+workers share. Each process also counts its used proofs, to limit their number.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from weft.server.calls.connection import TokenInfo, as_time
 
 _MOST_BYTES = 8 * 1024  # Largest size of a proof.
 _MOST_ID = 256  # Longest id of a proof, in characters.
-_MOST_SEEN = 100_000  # Used proofs that one process remembers; beyond that, new ones are refused.
-_NONCE_SECONDS = 300
-_NONCE = b"dpop nonce"  # Binding of sealed nonces, so that no other sealed value is accepted as a nonce.
+_MOST_SEEN = 100_000  # Most used proofs that one process remembers; further proofs are rejected.
+_NONCE_SECONDS = 300  # How long a nonce is valid.
+_NONCE = b"dpop nonce"  # Binding of encrypted nonces, so that no other encrypted value is accepted as one.
 # Members of a key that its thumbprint is made of, by key type (RFC 7638, 3.2).
 _MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": ("e", "kty", "n")}
-_PORTS = {"https": 443, "http": 80}
+_PORTS = {"https": 443, "http": 80}  # Default ports.
 
 
 @dataclass(kw_only=True)
 class Dpop:
-    """Settings for tokens that are bound to a key.
+    """Settings for DPoP: access tokens that are bound to a key of the client.
 
-    Such tokens are accepted only with a proof. With `required`, other tokens are refused. With `nonces`, a proof must
-    repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
+    A token that is bound to a key is accepted only with a proof. With `required`, tokens that are not bound to a key
+    are rejected. With `nonces`, a proof must repeat a nonce that the server sent shortly before. `window` is the
+    greatest age of a proof in seconds. `algorithms` are the accepted signature algorithms of proofs.
     """
 
     required: bool = False
@@ -56,7 +57,10 @@ class Dpop:
 
 
 class ProofRefused(WeftError):
-    """A proof is not valid. `error` is the code for the challenge. The next proof must repeat the `nonce`, if given."""
+    """Raised if a DPoP proof is not valid.
+
+    `error` is the error code for the challenge. If there is a `nonce`, the client's next proof must repeat it.
+    """
 
     def __init__(self, message: str, *, error: str = "invalid_dpop_proof", nonce: str | None = None) -> None:
         super().__init__(message)
@@ -65,14 +69,14 @@ class ProofRefused(WeftError):
 
 
 class Proof(NamedTuple):
-    """A valid proof: the thumbprint of the key that signed it, and its id."""
+    """A valid DPoP proof: the thumbprint of the key that signed it, and its id."""
 
     key: str  # Thumbprint of the key.
     id: str
 
 
 class _ProofServer(Protocol):
-    """The part of a server that is needed to check proofs: its backend, and the keys that seal nonces."""
+    """The attributes of a server that `Proofs` uses: the backend, and the keys that encrypt nonces."""
 
     @property
     def backend(self) -> Backend: ...
@@ -81,19 +85,20 @@ class _ProofServer(Protocol):
 
 
 class Proofs:
-    """Checks proofs, and records which proofs were used."""
+    """Checks DPoP proofs, and records which proofs were used."""
 
     def __init__(self, dpop: Dpop, server: _ProofServer) -> None:
         self._dpop = dpop
         self._server = server
-        self._seen: dict[bytes, float] = {}  # End of validity of each used proof, oldest first.
+        self._seen: dict[bytes, float] = {}  # End of validity of each used proof by its digest, oldest first.
 
     async def check(
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
     ) -> None:
-        """Check that a request has a valid proof of the key that its token is bound to, and mark the proof as used.
+        """Check the DPoP proof of a request, and mark the proof as used.
 
-        Raises `ProofRefused` if the token is not bound to a key, or if the proof is missing, not valid or used before.
+        The proof must be signed with the key that the token is bound to. Raises `ProofRefused` if the token is not
+        bound to a key, or if the proof is missing, not valid or used before.
         """
         bound = bound_key(info.claims)
         if bound is None:
@@ -109,7 +114,7 @@ class Proofs:
         token: str | None = None,
         bound: str | None = None,
     ) -> Proof:
-        """Return the proof of a request; raise `ProofRefused` if it is not valid. Does not mark the proof as used.
+        """Return the DPoP proof of a request, but do not mark it as used. Raise `ProofRefused` if it is not valid.
 
         `proofs` are the values of the DPoP header; there must be exactly one. The proof must be for `method` and for
         one of `urls`. If `token` is given, the proof must be for that token. If `bound` is given, it is the thumbprint
@@ -131,10 +136,10 @@ class Proofs:
         return Proof(key, claims["jti"])
 
     def _read(self, proof: str, *, needs_token: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the key that a proof contains, and its claims.
+        """Return the public key that a proof contains, and the claims of the proof.
 
         Raises `ProofRefused` if the proof is malformed, or is not signed with that key. With `needs_token`, the proof
-        must have the claim `ath`, which names the token.
+        must have the claim `ath`, which is a hash of the token.
         """
         import jwt
 
@@ -175,7 +180,10 @@ class Proofs:
             raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
 
     async def use(self, proof: Proof) -> None:
-        """Mark a proof as used, for all workers; raise `ProofRefused` if it was used before."""
+        """Mark a proof as used, for all workers.
+
+        Raises `ProofRefused` if the proof was used before, or if too many proofs were used recently.
+        """
         # A proof may be dated up to `window` in the future, and is valid for `window` after its date.
         now, keep = time.monotonic(), 2 * self._dpop.window
         for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
@@ -191,14 +199,14 @@ class Proofs:
 
 
 def bound_key(claims: Mapping[str, Any]) -> str | None:
-    """Return the thumbprint of the key that a token is bound to; None if there is no such key."""
+    """Return the thumbprint of the key that a token with these claims is bound to, or None if it is not bound."""
     cnf = claims.get("cnf")
     bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
     return bound if isinstance(bound, str) else None
 
 
 def thumbprint(jwk: Mapping[str, Any]) -> str:
-    """Return the thumbprint of a key (RFC 7638).
+    """Return the thumbprint of a JSON Web Key (RFC 7638).
 
     >>> thumbprint({"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"})
     'kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k'
@@ -209,7 +217,7 @@ def thumbprint(jwk: Mapping[str, Any]) -> str:
 
 
 def _plain(url: str) -> tuple[str, str, int | None, str] | None:
-    """Return scheme, host in lower case, port and path of a URL, to compare URLs; None if the URL is malformed."""
+    """Split a URL into scheme, host, port and path, to compare URLs. Return None if the URL is malformed."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path or "/"

@@ -1,8 +1,8 @@
-"""Find the keys that sign tokens, and read signed JWTs.
+"""Find the public keys that verify tokens, and read signed JWTs.
 
-A JSON Web Key Set is given or fetched. A fetched set is used for an hour. If a signature was made with an unknown key,
-the set is fetched again, because keys may be rotated at any time. This happens at most every 30 seconds, so that forged
-tokens do not cause many requests.
+The user gives a JSON Web Key Set, or the URL to fetch it from. A fetched set is used for an hour. If a signature was
+made with an unknown key, the set is fetched again, because keys may be rotated at any time. This happens at most every
+30 seconds, so that forged tokens do not cause many requests.
 
 `read_signed` reads all kinds of JWTs. It checks the `typ`, so that one kind of JWT is not accepted as another. It
 accepts only the listed algorithms, and only keys that are made for the algorithm.
@@ -41,9 +41,9 @@ DEFAULT_ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 
 KEEP_SECONDS = 3600.0  # How long a fetched key set is used.
 RETRY_SECONDS = 30.0  # Least time between two fetches.
-FIRST_RETRY_SECONDS = 1.0  # The same, until the first fetch has succeeded.
-MOST_KEYS = 64  # Keys of one set; further ones are ignored.
-MOST_TRIED = 8  # Keys that are tried for one signature.
+FIRST_RETRY_SECONDS = 1.0  # Least time between two fetches until the first one has succeeded.
+MOST_KEYS = 64  # Most keys of one set; further keys are ignored.
+MOST_TRIED = 8  # Most keys to try for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
 PRIVATE_MEMBERS = {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}  # Members that only private and shared keys have.
@@ -55,7 +55,7 @@ _WANTED = f"Give a public key for one of the algorithms {', '.join(DEFAULT_ALGOR
 
 
 def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
-    """Return `algorithms` as a tuple. Raise UsageError if it is empty, or an entry is unknown or not asymmetric."""
+    """Return `algorithms` as a tuple. Raise UsageError if it is empty, or if an algorithm is not supported."""
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
@@ -64,7 +64,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
 
 
 def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
-    """Return whether a key can verify signatures of `algorithm`. Its type, curve, `use`, `alg` and `key_ops` decide."""
+    """Return whether the public key `jwk` can verify signatures of `algorithm`, by its type, curve and declared use."""
     kind, curve = ALGORITHMS.get(algorithm, (None, None))
     if jwk.get("kty") != kind or (curve is not None and jwk.get("crv") != curve):
         return False
@@ -75,9 +75,10 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
 
 
 def read_keys(keys: KeysGiven, algorithms: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM.
+    """Return the given public keys as a list of JWKs. `keys` is a JWK set, a list of JWKs, or one key in PEM.
 
-    Raises UsageError if a key is malformed, weak or secret, or if no key can be used with any of the algorithms.
+    Raises UsageError if a key is malformed, too short, private or a shared secret, or if no key can be used with any of
+    the algorithms.
     """
     if isinstance(keys, str):
         listed: Any = [_read_pem(keys)]
@@ -97,7 +98,7 @@ def _check_key(jwk: Mapping[str, Any]) -> None:
     if PRIVATE_MEMBERS & jwk.keys():
         raise UsageError(_IS_PRIVATE)
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
-    if algorithm is None:  # For another use, such as encryption: it is ignored.
+    if algorithm is None:  # The key has another use, such as encryption, and is ignored.
         return
     key = _parse(jwk, algorithm)
     if key is None:
@@ -143,9 +144,9 @@ def _read_pem(pem: str) -> Mapping[str, Any]:
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
-    """Return the key set at the URL `jwks_uri`, or of the given `keys`.
+    """Return a `KeySet` that fetches its keys from `jwks_uri`, or that has the given `keys`.
 
-    Raises UsageError if neither or both are given. The message of the error begins with `need`.
+    Raises UsageError unless exactly one of `jwks_uri` and `keys` is given. The error message begins with `need`.
     """
     if (jwks_uri is None) == (keys is None):
         raise UsageError(f"{need}, or keys=: give exactly one of them.")
@@ -156,20 +157,21 @@ def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algori
 
 
 class KeySet:
-    """The keys of one issuer: given, or fetched from `uri`."""
+    """The public keys of one token issuer: given by the user, or fetched from `uri`."""
 
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
         self._keys = list(keys)
-        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None if the key is unusable.
+        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None: not usable.
         self._fetched = 0.0  # Monotonic time of the last successful fetch; 0 before the first.
-        self._tried = 0.0  # Monotonic time of the last attempt.
+        self._tried = 0.0  # Monotonic time of the last attempt to fetch.
         self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
-        """Return the keys that may verify signatures of an algorithm. If `kid` is given, leave out keys with other ids.
+        """Return the keys to try for a signature that was made with `algorithm`.
 
-        Raises `VerifierFailed` if the keys have to be fetched, and no fetch has succeeded so far.
+        If `kid` is given, keys with another id are left out. Raises `VerifierFailed` if the keys must be fetched, but
+        no fetch has succeeded so far.
         """
         if self._uri is not None:
             if not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS:
@@ -179,7 +181,10 @@ class KeySet:
         return self._fitting(kid, algorithm)
 
     async def find_more(self, kid: str | None, algorithm: str, tried: Sequence[PyJWK]) -> list[PyJWK]:
-        """Fetch the set again, because no key in `tried` verifies a signature. Return the other keys to try."""
+        """Fetch the key set again, and return the keys that fit and are not in `tried`.
+
+        Call this if no key in `tried` verifies the signature. If the set has no `uri`, the result is empty.
+        """
         if self._uri is None:
             return []
         await self._refresh()
@@ -192,7 +197,7 @@ class KeySet:
         return [key for key in found if key is not None]
 
     def _usable(self, place: int, algorithm: str) -> PyJWK | None:
-        """Return the key at the index `place` of the set; None if the key is malformed or weak."""
+        """Return the parsed key at the index `place` of the set, or None if the key is malformed or too short."""
         if (place, algorithm) in self._parsed:
             return self._parsed[place, algorithm]
         key = _parse(self._keys[place], algorithm)
@@ -203,7 +208,7 @@ class KeySet:
         return key
 
     async def _refresh(self) -> None:
-        """Fetch the set again, unless the last attempt was only seconds ago. If the fetch fails, keep the old keys.
+        """Fetch the key set again, unless the last attempt was only seconds ago. If the fetch fails, keep the old keys.
 
         Concurrent requests share one fetch. If one of the requests is cancelled, the fetch continues.
         """
@@ -245,9 +250,10 @@ async def read_signed(
     leeway: float,
     required: Sequence[str] = ("exp", "aud", "iss"),
 ) -> dict[str, Any]:
-    """Return the claims of a JWT of `issuer`; raise `TokenRefused` if the JWT is not valid.
+    """Verify a JWT from `issuer`, and return its claims. Raise `TokenRefused` if the JWT is not valid.
 
-    `kind` is the expected kind of JWT: its name in messages, and the accepted values of `typ` in lower case.
+    `kind` is the expected kind of JWT: its name in messages, and the accepted values of `typ` in lower case. `required`
+    are the claims that the JWT must have.
     """
     import jwt
 
@@ -283,7 +289,7 @@ async def read_signed(
 
 
 def read_issuer(token: str) -> str | None:
-    """Return the issuer that a JWT names, or None. It is not verified: use it only to choose keys for the JWT."""
+    """Return the issuer that a JWT names, or None. The JWT is not verified: use the result only to choose keys."""
     import jwt
 
     if len(token) > _MOST_BYTES:
@@ -316,7 +322,7 @@ def _read_head(token: str, kind: tuple[str, Collection[str]], algorithms: Collec
 
 
 def _reason(error: Exception, what: str) -> str:
-    """Return the message for an error of PyJWT: what is wrong, without any content of the JWT."""
+    """Return a message that says what PyJWT found wrong. It contains no values from the JWT."""
     import jwt
 
     if isinstance(error, jwt.MissingRequiredClaimError):

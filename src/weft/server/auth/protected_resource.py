@@ -1,6 +1,6 @@
-"""Hold the settings that protect a server: its verifier, and the scopes that every request needs.
+"""Define how a server is protected: by a verifier of tokens, and by the scopes that every request needs.
 
-A verifier alone is enough for clients that have a token already. A `ResourceServer` adds the URL of the server and the
+A verifier alone is enough for clients that already have a token. A `ResourceServer` adds the URL of the server and the
 issuers of its tokens, and publishes them, so that clients can get a token themselves (RFC 9728).
 """
 
@@ -24,13 +24,13 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 class Protection:
     """Protects a server with a verifier: every request needs a token that the verifier accepts.
 
-    No metadata is published, so a request without a token gets a plain 401.
+    No metadata is published, so the 401 response to a request without a token does not say where to get a token.
     """
 
-    # Only a `ResourceServer` sets these.
+    # Only a `ResourceServer` sets the following attributes.
     resource: str = ""  # URL of the endpoint.
-    origin: str = ""  # Scheme, host and port of that URL.
-    host: str | None = None  # Host name of that URL.
+    origin: str = ""  # Scheme, host and port of the endpoint.
+    host: str | None = None  # Host name of the endpoint.
     audiences: tuple[str, ...] | None = None  # Accepted audiences of a token. None: only the verifier checks them.
     metadata_url: str | None = None  # URL of the metadata document.
     metadata_paths: frozenset[str] = frozenset()  # Paths where the metadata document is served.
@@ -59,21 +59,20 @@ class Protection:
         self._implied = _closure(implied_scopes or {})
 
     def metadata(self, info: Implementation) -> bytes:
-        """Return the metadata document; empty if no metadata is published."""
+        """Return the metadata document as JSON; empty here, because only a `ResourceServer` publishes metadata."""
         return b""
 
     def expand(self, scopes: frozenset[str]) -> frozenset[str]:
-        """Return the given scopes and all scopes that they imply."""
+        """Return `scopes` together with all scopes that they imply."""
         if not self._implied:
             return scopes
         return scopes.union(*(self._implied.get(scope, frozenset[str]()) for scope in scopes))
 
 
 def read_auth(auth: object) -> Protection | None:
-    """Return the protection that the option `auth` describes; None if `auth` is None.
+    """Convert the option `auth` of a server to a `Protection`. Return None if `auth` is None.
 
-    Raises UsageError if `auth` is neither a `Protection` nor a verifier. The message never contains a token from
-    `auth`.
+    Raises UsageError if `auth` is neither a `Protection` nor a verifier. The error message never contains a token.
     """
     if auth is None or isinstance(auth, Protection):
         return auth
@@ -91,15 +90,15 @@ class ResourceServer(Protection):
     """Protects a server: every request needs a token that was issued for this server.
 
     Args:
-        resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is
-            never taken from a request, which could name any URL.
+        resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for this URL.
+            It is never derived from a request, because a client could send any host.
         authorization_servers: Issuer URLs of the servers that issue tokens; clients log in there.
         verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function that
             takes a token and returns the `TokenInfo` of the caller, or None if the token is not valid. If the
             `TokenInfo` has the claims `exp`, `nbf` or `aud`, they are checked.
-        scopes: Scopes that every request needs. Clients ask for them when they log in; the additional scopes of a tool
-            are asked for when the tool is first used.
-        implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.
+        scopes: Scopes that every request needs. Clients ask for these scopes when they log in, and for the
+            additional scopes of a tool when they first use the tool.
+        implied_scopes: Scopes that include other scopes: `{"admin": ["read", "write"]}`.
         dpop: Settings for tokens that are bound to a client's key.
         cache_seconds: How long the result of the verifier is used, at most until the token expires. Default: JWTs until
             they expire, introspected tokens for a minute, other tokens not at all.
@@ -128,7 +127,7 @@ class ResourceServer(Protection):
         if not is_async(verifier):
             raise UsageError("verifier= is an async function of a token (async def), or a JwtVerifier(...).")
         self.origin = origin_of(resource)
-        self.host = parts.hostname or ""  # Without the port: some proxies remove it.
+        self.host = parts.hostname or ""  # Without the port, because some proxies remove the port.
         self.resource = self.origin + parts.path
         path = parts.path.rstrip("/")
         # The URL of a resource without a path is the same with a final slash (RFC 3986).
@@ -140,7 +139,7 @@ class ResourceServer(Protection):
         super().__init__(verifier, scopes=scopes, implied_scopes=implied_scopes, dpop=dpop, cache_seconds=cache_seconds)
 
     def metadata(self, info: Implementation) -> bytes:
-        """Return the metadata document."""
+        """Return the metadata document of the protected resource (RFC 9728) as JSON."""
         document: dict[str, Any] = {
             "resource": self.resource,
             "authorization_servers": self.authorization_servers,

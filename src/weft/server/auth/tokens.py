@@ -14,26 +14,26 @@ from typing import Any, TypeAlias, cast
 from weft.errors import UsageError, WeftError
 from weft.server.calls.connection import TokenInfo, as_time
 
-LEEWAY = 30.0  # By how many seconds clocks may differ, by default.
+LEEWAY = 30.0  # Default for the allowed difference between clocks, in seconds.
 
 Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]
 
 
 class TokenRefused(WeftError):
-    """A token is not valid. A verifier may raise it instead of returning None, to give the client a reason.
+    """Raised if a token is not valid. A verifier may raise it instead of returning None, to tell the client the reason.
 
-    The text is sent to the client: it must not contain the token or any other secret.
+    The message is sent to the client: it must not contain the token or any other secret.
     """
 
 
 class VerifierFailed(WeftError):
-    """A token cannot be verified at the moment: the keys or the introspection endpoint cannot be reached."""
+    """Raised if a token cannot be verified now, for example because the issuer's keys cannot be fetched."""
 
 
 def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the option `audience` as a tuple; None if it is not given. The audience is then the resource.
+    """Return the option `audience` as a tuple, or None if the option is None. Raise UsageError if it is empty.
 
-    Raises UsageError if the option is empty.
+    None means that tokens must be issued for the URL of the resource.
     """
     if audience is None:
         return None
@@ -53,7 +53,7 @@ def is_async(function: object) -> bool:
 def read_info(returned: object) -> TokenInfo:
     """Return the value that a verifier returned, if it is a valid `TokenInfo`.
 
-    Raises `TokenRefused` if the value is None, and UsageError if it is anything else.
+    Raises `TokenRefused` if the value is None, and UsageError if the value is not a valid `TokenInfo`.
     """
     if returned is None:
         raise TokenRefused("The token is not valid.")
@@ -71,7 +71,8 @@ def read_info(returned: object) -> TokenInfo:
 def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, leeway: float) -> None:
     """Raise `TokenRefused` if a token is for another audience, has expired or is not valid yet.
 
-    Absent claims are not checked. If `audiences` is None, the audience is not checked: the verifier has done that.
+    Claims that the token does not have are not checked. If `audiences` is None, the audience is not checked. `leeway`
+    is the allowed difference between clocks in seconds.
     """
     now = time.time()
     exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
@@ -88,7 +89,7 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, 
 
 
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
-    """Return the caller that the claims of a verified token describe (RFC 9068, RFC 7662).
+    """Create a `TokenInfo` from the claims of a verified token (RFC 9068, RFC 7662).
 
     Raises `TokenRefused` if the claims have no subject, or malformed scopes.
     """
@@ -111,9 +112,9 @@ def info_of(claims: Mapping[str, Any]) -> TokenInfo:
 
 
 def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> float | None:
-    """Return the time in a claim, in Unix seconds; None if the claim is absent.
+    """Return the time in the claim `name` as Unix seconds, or None if there is no such claim.
 
-    Raises `TokenRefused` if the claim is not a time. `what` names the token in the message.
+    Raises `TokenRefused` if the claim is not a time. `what` names the kind of token in the error message.
     """
     value = claims.get(name)
     if value is None:
@@ -135,5 +136,5 @@ def challenge(scheme: str, **parameters: str | None) -> bytes:
 
 
 def _quotable(value: str) -> str:
-    """Replace the characters that a quoted string must not contain (RFC 6750, 3)."""
+    """Replace the characters that a quoted parameter of a challenge must not contain (RFC 6750, 3)."""
     return "".join(char if " " <= char <= "~" and char not in '"\\' else "'" for char in value)

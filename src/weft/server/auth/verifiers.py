@@ -1,7 +1,8 @@
 """Verify tokens: `JwtVerifier`, `IntrospectionVerifier` and `StaticTokens`.
 
 A JWT is verified by its signature and claims, without a request. Opaque tokens are sent to the introspection endpoint
-of the authorization server (RFC 7662). Static tokens are for development, and where there is no authorization server.
+of the authorization server (RFC 7662). Static tokens are for development, and for servers without an authorization
+server.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _ACCESS_TOKEN = "access token", frozenset({"jwt", "at+jwt", "application/at+jwt"
 
 
 class _AudienceVerifier:
-    """A verifier that accepts tokens of certain audiences."""
+    """Base class of the verifiers that check the audience of a token."""
 
     audience: tuple[str, ...] | None
 
     def bind(self, audiences: Sequence[str]) -> Self:
-        """Return a copy that accepts tokens of `audiences`. If the option `audience` was given, it is used instead.
+        """Return a copy of this verifier that accepts tokens for `audiences`.
 
-        The result is a copy because one verifier can be given to several resource servers.
+        If the user gave the option `audience`, the copy accepts only tokens for that audience. The result is a copy
+        because one verifier can be given to several resource servers.
         """
         bound = copy(self)
         bound.audience = self.audience or tuple(audiences)
@@ -52,8 +54,9 @@ class _AudienceVerifier:
 class JwtVerifier(_AudienceVerifier):
     """Verifies JWTs that one issuer signed.
 
-    Give the URL of the issuer's keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). Every
-    token needs an `exp`. `audience` is the expected audience; default: the URL of the resource.
+    Give the URL of the issuer's keys, or the keys themselves (a JWK set, a list of JWKs, or one public key in PEM).
+    Every token must have the claims `exp`, `aud` and `iss`. `audience` is the expected audience; default: the URL of
+    the resource.
 
     >>> JwtVerifier("https://auth.example.com/jwks", issuer="https://auth.example.com")
     <JwtVerifier of 'https://auth.example.com'>
@@ -83,7 +86,7 @@ class JwtVerifier(_AudienceVerifier):
         return f"<JwtVerifier of {self.issuer!r}>"
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token; raise `TokenRefused` if the token is not valid."""
+        """Return the `TokenInfo` of a token. Raise `TokenRefused` if the token is not valid."""
         claims = await read_signed(
             token,
             self._keys,
@@ -96,12 +99,12 @@ class JwtVerifier(_AudienceVerifier):
         return info_of(claims)
 
 
-_AT_ONCE = 32  # Concurrent introspection requests; more wait.
-_MOST_WAITING = 512  # Waiting introspection requests; more are refused.
+_AT_ONCE = 32  # Most concurrent introspection requests; further requests wait.
+_MOST_WAITING = 512  # Most running and waiting introspection requests; further requests fail.
 
 
 class IntrospectionVerifier(_AudienceVerifier):
-    """Verifies tokens at the introspection endpoint of the authorization server.
+    """Verifies tokens with requests to the introspection endpoint of the authorization server.
 
     `client_id` and `client_secret` are the credentials of this server at the authorization server.
 
@@ -137,7 +140,7 @@ class IntrospectionVerifier(_AudienceVerifier):
         return f"<IntrospectionVerifier at {self.url!r}>"  # Does not show the secret.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token. If the token is not valid, return None or raise `TokenRefused`."""
+        """Return the `TokenInfo` of a token. If the token is not valid, return None or raise `TokenRefused`."""
         audiences = self._audiences()
         claims = await self._ask(token)
         if claims.get("active") is not True:
@@ -150,7 +153,7 @@ class IntrospectionVerifier(_AudienceVerifier):
         return info_of({"iss": self.issuer, **claims} if self.issuer else claims)
 
     async def _ask(self, token: str) -> dict[str, Any]:
-        if self._waiting >= _MOST_WAITING:  # Anyone can send tokens, so this is bounded.
+        if self._waiting >= _MOST_WAITING:  # Anyone can send tokens, so the number is limited.
             raise VerifierFailed("Too many tokens are being verified at the moment.")
         self._waiting += 1
         try:
@@ -163,19 +166,19 @@ class IntrospectionVerifier(_AudienceVerifier):
             self._waiting -= 1
 
 
-_LEAST = 8  # Least number of characters of a token.
+_LEAST = 8  # Least length of a token, in characters.
 _SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # Tokens that a header can carry (RFC 6750, 2.1).
 _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
 class StaticTokens:
-    """Accepts fixed tokens. `tokens` maps each token to its caller, or to the name of its caller.
+    """Accepts a fixed set of tokens. `tokens` maps each token to its `TokenInfo`, or to the name of its user.
 
     >>> StaticTokens({"a-long-random-text": TokenInfo("ann"), "another-one": "bob"})
     <StaticTokens: 2>
     """
 
-    cache_seconds = 0.0  # A look-up is fast enough.
+    cache_seconds = 0.0  # No caching: a look-up is fast enough.
 
     def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
         if not tokens:
@@ -193,9 +196,9 @@ class StaticTokens:
         return f"<StaticTokens: {len(self._known)}>"  # Does not show the tokens.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token; None if the token is unknown."""
+        """Return the `TokenInfo` of a token, or None if the token is unknown."""
         digest, found = _digest(token), None
-        for known, info in self._known:  # All of them, in constant time, so that the duration reveals nothing.
+        for known, info in self._known:  # Compare with all tokens, so that the duration reveals nothing.
             if hmac.compare_digest(known, digest):
                 found = info
         return found

@@ -1,9 +1,9 @@
-"""Find calls in async handlers that block the event loop, and warn with their place.
+"""Log a warning, with file and line, if a call in an async handler blocks the event loop.
 
-A callback on the loop records the time at regular intervals (the beat). A thread checks the recorded time. When the
-beat stops, the thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In
-debug mode the beat is fast, so that short calls are found too; otherwise it comes twice a second. In both modes,
-handlers run at full speed.
+A callback on the event loop records the time at regular intervals; this is called the beat. A thread checks the
+recorded time. If the time is too old, the thread reads the stack of the loop's thread, and logs a warning, once per
+handler and line of the user's code. In debug mode the interval is short, so that short blocking calls are found too.
+Otherwise the interval is half a second. Handlers are not slowed down in either mode.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.server.diagnostics import describe, is_users, short_path
 
 log = logging.getLogger("weft.development")
 
+# Interval of the beat, and the time without a beat after which a warning is logged: by default, and in debug mode.
 BEAT_SECONDS, DEVELOPMENT_BEAT_SECONDS = 0.5, 0.05
 BLOCKED_SECONDS, DEVELOPMENT_BLOCKED_SECONDS = 1.0, 0.25
 
@@ -29,9 +30,10 @@ _watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
-    """Watch a loop for blocking calls until the loop is closed.
+    """Start a thread that logs warnings about calls that block an event loop. It ends when the loop is closed.
 
-    Do nothing if the loop is watched already, or if this Python cannot show the stacks of threads.
+    With `debug`, shorter blocking calls are reported too. Do nothing if the loop is watched already, or if this Python
+    does not have `sys._current_frames`.
     """
     if loop not in _watched and hasattr(sys, "_current_frames"):
         _watched.add(loop)
@@ -40,17 +42,17 @@ def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
 
 
 class _Watch:
-    """The beat on one loop, and the thread that checks it."""
+    """The callback that runs regularly on one event loop, and the thread that checks when the callback last ran."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, beat_seconds: float, blocked_seconds: float) -> None:
         self._loop = ref(loop)  # a weak reference, so that the thread does not keep a closed loop in memory
-        self._context = Context()  # empty: else the beat would keep the context of the first request in memory
+        self._context = Context()  # empty: otherwise the beat would keep the first request's context in memory
         self._beat_seconds = beat_seconds
         self._blocked_seconds = blocked_seconds
         self._thread = threading.get_ident()
         self._frames = sys._current_frames  # pyright: ignore[reportPrivateUsage] - documented
         self._beat = time.monotonic()
-        self._warned: set[tuple[str, str, int]] = set()  # handler, file, line
+        self._warned: set[tuple[str, str, int]] = set()  # handler, file and line of each warning so far
 
     def start(self) -> None:
         self._tick()
@@ -65,7 +67,7 @@ class _Watch:
         while self._is_alive():
             time.sleep(self._beat_seconds)
             if time.monotonic() - self._beat > self._blocked_seconds and self._is_alive():
-                # Not in a variable: a frame keeps all objects in it alive.
+                # Do not assign the frame to a variable: a frame keeps all its local objects alive.
                 self._warn(self._frames().get(self._thread))
 
     def _is_alive(self) -> bool:
@@ -90,9 +92,9 @@ class _Watch:
 
 
 def _find(frame: FrameType | None) -> tuple[str, str, int] | None:
-    """Return the handler that blocks, and the file and number of the innermost line of the user's code.
+    """Return the handler that blocks, and the file and line number of the user's code where it blocks.
 
-    `frame` is the innermost frame of the stack. Return None if the stack contains no handler.
+    `frame` is the innermost frame of the stack. Return None if the stack contains no handler or no code of the user.
     """
     place: tuple[str, int] | None = None
     handler: str | None = None

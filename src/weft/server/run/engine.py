@@ -1,7 +1,7 @@
-"""Put the parts of one server together: features, protection, sessions, runtime.
+"""Define `Engine`, which combines all parts of one server: features, authorization, sessions and runtime.
 
-`Server` is the public interface; its `engine` serves the clients. The rooms below see the engine only as a base class
-that has what they need: a call sees `Services`, a transport sees `Runtime`.
+`Server` is the public interface; its `engine` serves the clients. Modules in lower layers use the engine only through
+its base classes: a call uses `Services`, a transport uses `Runtime`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 RootsChanged: TypeAlias = Callable[[Connection], Coroutine[Any, Any, None]]
 
-_ASKING = ("tools/call", "prompts/get", "resources/read")  # the methods that may ask the client
+_ASKING = ("tools/call", "prompts/get", "resources/read")  # methods whose handlers may ask the client a question
 _ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}  # in the order in which they are tried
 
 
 class Servable:
-    """A server that can be loaded from a file and run: the base class of `Server`."""
+    """The base class of `Server`, for the modules that load and run a server."""
 
     engine: Engine
 
 
 class EngineOptions(msgspec.Struct, kw_only=True):
-    """The options of `Server` that its engine is made from."""
+    """The arguments of `Server(...)` that are passed to its engine."""
 
     lifespan: LifespanFactory | None
     middleware: Sequence[dispatch.Middleware]
@@ -78,7 +78,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
 
 
 class Engine(Runtime):
-    """All parts of one server."""
+    """The internal part of a `Server`, which has its features, authorization, sessions and middleware."""
 
     def __init__(self, owner: Servable, info: Implementation, instructions: str | None, options: EngineOptions) -> None:
         self.protection = read_auth(options.auth)
@@ -99,7 +99,7 @@ class Engine(Runtime):
         dispatch.check_extensions(options.extensions)
         self.extensions = tuple(options.extensions)
         self._middleware: list[dispatch.Middleware] = list(options.middleware)
-        self._translations: dispatch.Translations | None = None  # functions of `on_error`; None if there are none
+        self._translations: dispatch.Translations | None = None  # functions registered with `on_error`, if any
         self._on_roots_changed: list[RootsChanged] = []
         self.sessions = Sessions(self)
         self.serving = 0  # number of running `serve` calls
@@ -117,13 +117,16 @@ class Engine(Runtime):
     # Callbacks of the user.
 
     def add_middleware(self, layer: dispatch.Middleware) -> None:
-        """Add a function that runs around every call. Functions that were added before run around this one."""
+        """Add a middleware function, which wraps every call.
+
+        Middleware that was added earlier wraps middleware that is added later.
+        """
         dispatch.check_middleware(layer)
         self._middleware.append(layer)
         Engine.dispatcher.forget(self)
 
     def add_translation(self, kind: type[Exception], fn: Callable[..., Any]) -> None:
-        """Add a function that turns exceptions of the class `kind` into an answer (see `Server.on_error`)."""
+        """Add a function that converts exceptions of the class `kind` into a response (see `Server.on_error`)."""
         self._translations = (self._translations or dispatch.Translations()).with_one(kind, fn)
         Engine.dispatcher.forget(self)
 
@@ -132,12 +135,12 @@ class Engine(Runtime):
         self._on_roots_changed.append(fn)
 
     def roots_changed(self, connection: Connection) -> None:
-        """Call the functions that the user registered for changed roots."""
+        """Call the functions that are registered with `on_roots_changed`, each in a background task."""
         for fn in self._on_roots_changed:
             self.background.start("on_roots_changed", fn, connection)
 
     def calls_for_itself(self, fn: object) -> bool:
-        """Return whether `fn` is middleware, a callback or the lifespan: called by the server, but not a feature."""
+        """Return whether `fn` is registered on this server as middleware, as a callback or as the lifespan."""
         of_errors = () if self._translations is None else self._translations.functions
         return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
 
@@ -145,7 +148,7 @@ class Engine(Runtime):
 
     @property
     def capabilities(self) -> ServerCapabilities:
-        """The capabilities that the server declares. Most are declared only if there are features for them."""
+        """The capabilities that the server declares. For example, `tools` is declared only if there are tools."""
         changes = ListChangedCapability(list_changed=True)
         return ServerCapabilities(
             logging={},
@@ -157,7 +160,7 @@ class Engine(Runtime):
         )
 
     def make_offer(self) -> Offer:
-        """Return the offer: methods, versions and metadata of the server as they are now."""
+        """Create an `Offer` with the methods, protocol versions and metadata that the server has now."""
         declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
         methods = {era.name: self._offered(era, declared) for era in self.eras}
         meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
@@ -165,7 +168,11 @@ class Engine(Runtime):
         return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
 
     def _offered(self, era: ServerEra, declared: Mapping[str, Any]) -> dict[str, Method]:
-        """Return the methods in an era that need no capability or a declared one, and all methods of extensions."""
+        """Return the methods that the server offers in an era, by name.
+
+        Methods that need a capability are left out if the capability is not in `declared`. Methods of extensions are
+        always included.
+        """
         own = {
             name: method
             for name, method in METHODS.items()
@@ -174,7 +181,7 @@ class Engine(Runtime):
         return own | {method.name: method for extension in self.extensions for method, _ in extension.methods()}
 
     def forget_offer(self) -> None:
-        """Discard the cached offer. It is made again when it is needed."""
+        """Delete the cached offer, so that a new one is created at the next use."""
         Engine.offer.forget(self)
 
     def _forget_offer(self, change: Change) -> None:
@@ -191,7 +198,7 @@ class Engine(Runtime):
         )
 
     def make_dispatcher(self) -> dispatch.Dispatcher:
-        """Make a dispatcher with the handlers and middleware that are registered now."""
+        """Create a dispatcher with the handlers and middleware that are registered now."""
         handlers: dict[str, Handler] = {
             "server/discover": self._discover,
             "tools/list": self.tools.list,
@@ -229,7 +236,7 @@ class Engine(Runtime):
     # Serving.
 
     def app(self, options: HttpOptions) -> HttpApp:
-        """Make an ASGI app that serves this server."""
+        """Create an ASGI app that serves this server over HTTP."""
         from weft.server.http.app import app_class  # imported here: stdio does not need it, and starts faster
 
         self.completions.check()
@@ -247,18 +254,24 @@ class Engine(Runtime):
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Return a pipe that serves a client in this process. The pipe passes messages for the client to `deliver`."""
+        """Return a pipe that serves one client in this process.
+
+        The pipe passes messages for the client to `deliver`.
+        """
         from weft.server.stdio.pipe import MemoryPipe
 
         return MemoryPipe(self, deliver)
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open."""
+        """Close all listen streams and standalone streams, because the process will stop soon.
+
+        Streams that clients open later are closed at once.
+        """
         self.subscriptions.close_soon()
         self.sessions.close_soon()
 
     async def stop(self) -> None:
-        """Release everything: sessions, background tasks, threads, the lifespan."""
+        """Stop the server: cancel open calls, close sessions, end background tasks and threads, exit the lifespan."""
         self.subscriptions.close()
         try:
             await self.open_calls.cancel(self.limits.drain_seconds)

@@ -1,6 +1,6 @@
-"""Prepare to serve over HTTP: check options, warn about mistakes, open the socket, find a URL and a command to show.
+"""Prepare to serve over HTTP: check the options, open the socket, and find the URL and example command to print.
 
-If a check fails, it raises a `StartError` that says what to do.
+A failed check raises a `StartError` whose message says what to do. Possible mistakes are logged as warnings.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.advice")
 
 BACKLOG = 2048
-MOST_DESCRIPTORS = 65_536  # the most that is requested: more would cost memory on some systems
-MOST_NAMED = 5  # features or hosts that a warning lists
+MOST_DESCRIPTORS = 65_536  # highest limit to request: a higher one costs memory on some systems
+MOST_NAMED = 5  # most features or hosts that one warning lists
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for serving over HTTP."""
+    """Options for serving over HTTP, with their default values."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -53,7 +53,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpKeywords(TypedDict, total=False):
-    """The fields of `HttpOptions` as keywords of `server.run("http", ...)`, for type checkers."""
+    """The keyword arguments of `server.run("http", ...)`, for type checkers: the fields of `HttpOptions`."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ class HttpKeywords(TypedDict, total=False):
 
 
 def check_exposure(options: HttpOptions) -> None:
-    """Raise a StartError if other machines can reach the server, but no `allowed_hosts` are given."""
+    """Raise StartError if other machines can reach the server, but `allowed_hosts` is empty."""
     if is_loopback(options.host) or options.allowed_hosts:
         return
     raise StartError(
@@ -80,15 +80,15 @@ def check_exposure(options: HttpOptions) -> None:
 
 
 def check_workers(workers: Any) -> None:
-    """Raise a StartError if `workers` is not an int, or is below 1."""
+    """Raise StartError if `workers` is not an int, or is less than 1."""
     if type(workers) is not int or workers < 1:
         raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
 
 
 def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
-    """Warn if the options imply that there is a proxy in front of the server, but `trusted_proxies` is empty.
+    """Log a warning if there seems to be a proxy in front of the server, but `trusted_proxies` is empty.
 
-    Without trusted proxies, all clients of the proxy share the limits of one client.
+    Without `trusted_proxies`, all clients behind the proxy share the limits of one client.
     """
     if engine.auth is not None or options.trusted_proxies or not is_loopback(options.host):
         return
@@ -105,7 +105,10 @@ def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
 
 
 def warn_of_scopes(engine: Engine) -> None:
-    """Warn about features with `scopes` on a server without `auth`: no client can use them over HTTP."""
+    """Log a warning if features have `scopes`, but the server has no `auth`.
+
+    Without `auth`, no client can use these features over HTTP.
+    """
     if engine.auth is not None:
         return
     taking = [
@@ -124,8 +127,8 @@ def warn_of_scopes(engine: Engine) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open a socket and listen on it. Raise a `StartError` with a remedy if the address cannot be used."""
-    if type(port) is not int or not 0 <= port <= 65535:  # some systems would use it modulo 65536
+    """Return a new socket that listens on `host` and `port`. Raise StartError if that is not possible."""
+    if type(port) is not int or not 0 <= port <= 65535:  # some systems would use a larger number modulo 65536
         raise StartError(f"port={port!r} is not possible; it is a number from 1 to 65535, or 0 for any free port.")
     address, family = host.strip("[]"), socket.AF_INET6 if ":" in host else socket.AF_INET
     is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also accepts IPv4
@@ -154,9 +157,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def raise_descriptors() -> None:
-    """Raise the limit of open files and connections of this process as far as the system allows.
+    """Increase the number of files and connections that this process may open, up to `MOST_DESCRIPTORS`.
 
-    The limit is often 1,024 at first. Beyond it, the system refuses new connections.
+    The initial limit is often 1,024. When the limit is reached, the system refuses new connections.
     """
     try:
         import resource  # not on Windows
@@ -170,7 +173,10 @@ def raise_descriptors() -> None:
 
 
 def url_of(options: HttpOptions, listener: socket.socket) -> str:
-    """Return the URL of a server. Its host is the first name in `allowed_hosts`, or else `options.host`."""
+    """Return the URL to print for a server that listens on the socket `listener`.
+
+    The host in the URL is the first entry of `allowed_hosts` without a leading `*`, or else `options.host`.
+    """
     named = next((entry for entry in options.allowed_hosts or () if not entry.startswith("*")), None)
     host = named or options.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
@@ -182,7 +188,7 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(engine: Engine, url: str) -> str | None:
-    """Return a command with which the user can try the server; None if there are no tools to try.
+    """Return a shell command to try the server at `url`, or None if there are no tools to try.
 
     The command calls a tool that needs no arguments. If there is no such tool, the command lists the features.
     """
@@ -197,14 +203,14 @@ def try_line(engine: Engine, url: str) -> str | None:
 
 
 def _is_easy(tool: RegisteredTool) -> bool:
-    """Return whether a tool needs no arguments and no scopes, and destroys nothing."""
+    """Return whether a tool can be called without arguments and scopes, and is not marked as destructive."""
     hints = tool.definition.annotations
     is_risky = hints is not None and hints.destructive_hint
     return not (is_risky or tool.scopes or tool.definition.input_schema.get("required"))
 
 
 def _command() -> str:
-    """Return the command that starts the `weft` of this environment."""
+    """Return the shell command that runs the `weft` program of this Python environment."""
     own, found = Path(sys.executable).with_name("weft"), shutil.which("weft")
     is_found = found is not None and own.exists() and own.samefile(found)
     return "weft" if is_found else f"{shlex.quote(sys.executable)} -m weft"

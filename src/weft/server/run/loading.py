@@ -2,11 +2,11 @@
 
 A file beside an `__init__.py` belongs to a package. It is imported under its full name, so that its relative imports
 work. Any other file is imported under its file name, with its directory first on `sys.path`, as Python does for a
-script. Another file that imports this file gets the same module, not a second copy with a second server.
+script. If another file imports the loaded file, it gets the same module, not a second copy with a second server.
 
-The error messages for a wrong file, module or object, and for a file that fails, are in this module. While a file is
-being loaded, `server.run()` in it does nothing (`is_loading`), because the program that loads the file serves it. So
-the file works without `if __name__ == "__main__"`.
+This module also has the error messages for names that do not exist, and for files that raise an exception. While a file
+is being loaded, `server.run()` in the file does nothing (see `is_loading`), because the program that loads the file
+also serves it. So the file works without `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from weft.server.run.engine import Engine, Servable
 log = logging.getLogger("weft.advice")
 
 MODULE = "__weft_main__"  # module name of a file that cannot be imported under its file name
-PREFERRED = ("server", "app", "mcp")
-MOST_FRAMES = 8
-MOST_NAMES = 12
+PREFERRED = ("server", "app", "mcp")  # the variable to use if a module has several servers, best first
+MOST_FRAMES = 8  # most frames of the user's code in a message
+MOST_NAMES = 12  # most names of a module in a message
 _WRONG_ARGUMENTS = 2  # the exit code of a program that cannot read its command line
 
 _loading = False
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What to load: `FILE[:OBJECT]` or `MODULE[:OBJECT]`, and the arguments for its `sys.argv`.
+    """The server to load: `FILE[:OBJECT]` or `MODULE[:OBJECT]`, and the command-line arguments for the loaded code.
 
-    The object is a Server, or a function that returns one.
+    OBJECT names a Server, or a function that returns a Server.
     """
 
     text: str
@@ -55,12 +55,12 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The file or module."""
+        """The path of the file, or the name of the module: `text` without `:OBJECT`."""
         return _split(self.text)[0]
 
     @property
     def name(self) -> str | None:
-        """The name of the object in the file or module; None if the target names none."""
+        """The name of the object in the file or module, or None if `text` has no `:OBJECT`."""
         return _split(self.text)[1]
 
 
@@ -75,18 +75,21 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def is_loading() -> bool:
-    """Return whether a file is being loaded now."""
+    """Return whether this process is loading the user's file or module at the moment."""
     return _loading
 
 
 def load(target: Target) -> Servable:
-    """Load a target and return its server. Raise `StartError`, with the reason and a remedy, if that fails."""
+    """Load the file or module of `target`, and return its server. Raise StartError if that fails."""
     module, shown = _import(target)
     return _find(module, shown, target)
 
 
 def folder_of(target: Target) -> Path | None:
-    """Return the directory of a target's code: its top package, or the directory of its file; None if not found."""
+    """Return the directory with the code of `target`, or None if the code is not found.
+
+    This is the directory of the top-level package, or the directory of the file if the file is in no package.
+    """
     path = _file_of(target)
     if path is not None:
         root, name = _package_of(path)
@@ -94,15 +97,15 @@ def folder_of(target: Target) -> Path | None:
     top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
     if top is None:
         return None
-    folders = top.submodule_search_locations  # None if it is not a package
+    folders = top.submodule_search_locations  # None for a module that is not a package
     return Path(next(iter(folders))) if folders else Path(top.origin or "").parent
 
 
 def movable(target: Target) -> tuple[Target, bool]:
-    """Return another target for the same server, and whether it can be loaded from any directory.
+    """Return a copy of `target` with the absolute path of its file, and whether it can be loaded from any directory.
 
-    A file is named by its full path. A module below the working directory can be loaded only from there, so the second
-    value is then False. `target` must have been loaded before.
+    A target that names a module has no path. If the module is below the working directory, it can be loaded only from
+    there, and the second value is False. `target` must have been loaded before.
     """
     path = _file_of(target)
     if path is not None:
@@ -117,7 +120,7 @@ def movable(target: Target) -> tuple[Target, bool]:
 
 
 def _import(target: Target) -> tuple[ModuleType, str]:
-    """Import the module of a target. Return the module, and the name of its file to show in messages."""
+    """Import the module that `target` names. Return the module, and the name of its file or module for messages."""
     place, path = target.place, _file_of(target)
     if path is None:
         is_name = not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
@@ -135,7 +138,10 @@ def _import(target: Target) -> tuple[ModuleType, str]:
 
 
 def _file_of(target: Target) -> Path | None:
-    """Return the file of a target (for a package, its `__init__.py`); None if the target names no existing file."""
+    """Return the path of the file that `target` names, or None if there is no such file.
+
+    For the directory of a package, return the path of its `__init__.py`.
+    """
     path = Path(target.place)
     if path.is_dir() and (path / "__init__.py").is_file():
         path /= "__init__.py"
@@ -143,9 +149,9 @@ def _file_of(target: Target) -> Path | None:
 
 
 def _package_of(path: Path) -> tuple[Path, str | None]:
-    """Return the directory above a file's package, and the full name of its module.
+    """Return the directory that contains the top-level package of a file, and the dotted module name of the file.
 
-    If there is no package, return the directory of the file, and None.
+    If the file is in no package, return the directory of the file, and None.
     """
     folder, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
     while (folder / "__init__.py").is_file():
@@ -157,12 +163,12 @@ def _package_of(path: Path) -> tuple[Path, str | None]:
 
 
 def _import_module(name: str, target: Target, root: Path) -> ModuleType:
-    """Import a module by name. Look in `root` first."""
+    """Import the module `name`, and search for it in `root` first."""
     sys.path.insert(0, str(root))
     spec = None
     with _at_load(name, name, target.arguments):
         try:
-            spec = importlib.util.find_spec(name)  # imports the packages above it
+            spec = importlib.util.find_spec(name)  # this also imports the packages that contain it
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
@@ -175,7 +181,10 @@ def _import_module(name: str, target: Target, root: Path) -> ModuleType:
 
 
 def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
-    """Run a file that belongs to no package; return its module."""
+    """Run a Python file that is in no package, and return its module.
+
+    `shown` is the name of the file in error messages. `arguments` are the command-line arguments for the file.
+    """
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
         raise StartError(f"{shown} is not a Python file: its name must end in '.py'.")
@@ -191,7 +200,7 @@ def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
 
 @contextmanager
 def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]:
-    """Set `sys.argv` for the user's code that runs in this context, and turn its exceptions into a `StartError`."""
+    """Return a context for running the user's code. It sets `sys.argv`, and turns exceptions into StartError."""
     global _loading  # noqa: PLW0603 - a process loads one file at a time
     sys.argv = [file, *arguments]  # not restored: a handler may read it later
     _loading = True
@@ -243,7 +252,7 @@ def _similar_files(path: Path) -> str:
 
 
 def _why(file: str, error: BaseException) -> str:
-    """Return the message for a file that fails: the error, the places in the user's code, and a remedy."""
+    """Return the error message for a file that cannot be loaded: the error, the lines of user code, and a remedy."""
     if isinstance(error, UsageError):  # its message already has a remedy
         return f"{file} cannot be loaded. {error}"
     if isinstance(error, SyntaxError):
@@ -261,7 +270,7 @@ def _why(file: str, error: BaseException) -> str:
 
 
 def _remedy(error: BaseException, frames: Sequence[str]) -> str:
-    """Return what to do about an import that fails; empty for other errors."""
+    """Return advice on how to repair a failed import, or an empty string for other errors."""
     text = str(error)
     if frames and isinstance(error, ImportError | AttributeError) and "circular import" in text:
         files = list(dict.fromkeys(frame.partition(":")[0] for frame in frames))
@@ -323,7 +332,7 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str,
 
 
 def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
-    """Call a function that makes a server; return the server."""
+    """Call the function `make`, and return the server that it returns. Raise StartError if that is not possible."""
     if inspect.iscoroutinefunction(make):
         wrong = "is an async function; a function that makes a server must be a plain `def`."
     elif needed := _needed(make):
@@ -338,7 +347,7 @@ def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
 
 
 def _needed(make: Callable[..., Any]) -> list[str]:
-    """Return the names of the parameters without a default."""
+    """Return the names of the parameters that a caller of `make` must pass."""
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(make).parameters.values()
     return [one.name for one in parameters if one.default is one.empty and one.kind not in loose]
@@ -360,7 +369,10 @@ def _no_server(module: ModuleType, names: Mapping[str, Any], file: str, *, is_mo
 
 
 def warn_of_empty_server(engine: Engine) -> None:
-    """Warn if a server has no features: a decorator may be missing, or the file may have been loaded twice."""
+    """Log a warning if a server has no tools, resources or prompts, and suggest a remedy.
+
+    Log nothing if the server has extensions, or if the lifespan, which may register features, has not started yet.
+    """
     if _offers(engine) or engine.extensions or not engine.lifespan.started:  # the lifespan may register features
         return
     modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
@@ -394,7 +406,7 @@ def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
-    """Return the names of the public functions that a module defines, without middleware and other callbacks."""
+    """Return the names of the public functions that a module defines, except middleware and other callbacks."""
     return [
         name
         for name, value in vars(module).items()
@@ -406,7 +418,7 @@ def _plain_functions(module: ModuleType) -> list[str]:
 
 
 def _there(names: Mapping[str, Any]) -> str:
-    """Return a sentence that lists the public names of a module, without imported modules."""
+    """Return a sentence that lists the public names in `names`, except imported modules."""
     own = [key for key, value in names.items() if not isinstance(value, ModuleType) and not key.startswith("_")]
     more = f" and {len(own) - MOST_NAMES} more" if len(own) > MOST_NAMES else ""
     return f"It has: {', '.join(own[:MOST_NAMES]) or 'nothing'}{more}."

@@ -1,10 +1,11 @@
 """Run a server: the event loop, logging, signals and the exit code.
 
-`run` controls the process; `serve` runs in the user's loop, and does not touch signals and threads.
+`run` creates an event loop and handles signals. `serve` runs in the user's event loop, and leaves signals and threads
+unchanged.
 
-After the first Ctrl-C (or SIGTERM), HTTP requests may finish, for at most `limits.drain_seconds`. Then `run` returns,
-so the exit code is 0. A second Ctrl-C ends the process at once with exit code 130. If a server cannot start, the
-process prints why and ends with exit code 1.
+After the first Ctrl-C (or SIGTERM), open HTTP requests may finish, for at most `limits.drain_seconds`. Then `run`
+returns, so the exit code is 0. A second Ctrl-C ends the process at once with exit code 130. If a server cannot start,
+the process prints the reason and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.running")
 
-KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than the usual pause of a client
+KEEP_ALIVE_SECONDS = 60  # how long an idle HTTP connection stays open: longer than most clients pause
 
 INTERRUPTED = 130  # exit code after a second Ctrl-C
 
-MOST_FRAMES = 8  # frames of the user's code in a message
+MOST_FRAMES = 8  # most frames of the user's code in a message
 
-THREAD_SECONDS = 0.25  # time for threads to end by themselves
+THREAD_SECONDS = 0.25  # how long to wait at the end for threads that still run
 
-# Libraries whose debug lines contain secrets that Weft masks, or do not help to debug a server.
+# Libraries whose debug messages contain secrets that Weft masks in its own messages, or do not help to debug a server.
 _CHATTY = (
     *("aiohttp", "anyio", "asyncio", "asyncpg", "botocore", "charset_normalizer", "fsspec", "google", "grpc", "h11"),
     *("h2", "hpack", "httpcore", "httpx", "kombu", "markdown_it", "multipart", "openai", "anthropic", "opentelemetry"),
@@ -57,19 +58,19 @@ _CHATTY = (
 
 _Transport = Literal["stdio", "http"]
 
-# Names of the transports in other SDKs, and their names here.
+# Names of transports in other SDKs, and what to write in Weft instead.
 _TRANSPORT_ALIASES = {"streamable-http": "'http'", "sse": "'http', with sse_path='/sse'"}
 
 
 class CannotStart(StartError, SystemExit):
-    """A StartError that ends the process if it is not caught, with its message and exit code 1, without a traceback."""
+    """A StartError that is also a SystemExit: if not caught, Python prints the message and exits with code 1."""
 
     def __init__(self, sentence: str) -> None:
         SystemExit.__init__(self, sentence)
 
 
 def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
-    """Serve until stopped. The options are those of `HttpOptions`.
+    """Serve on stdio or over HTTP until the process is stopped. `options` are the fields of `HttpOptions`.
 
     Do nothing while `weft run` or a worker loads the file that calls `run`, because the program that loads a file also
     serves it.
@@ -86,7 +87,10 @@ def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None
 
 
 async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
-    """Serve in the running loop until cancelled. HTTP requests then get the same time to finish as in `run`."""
+    """Serve on stdio or over HTTP in the running event loop, until this coroutine is cancelled.
+
+    After the cancellation, open HTTP requests get the same time to finish as in `run`.
+    """
     if is_loading():
         return
     given = _read_options("server.serve", transport, options)
@@ -116,7 +120,7 @@ def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> Http
 
 
 def _refuse_within_loop(transport: str) -> None:
-    """Raise a StartError if a loop is running already, as in an async `main` or a notebook."""
+    """Raise StartError if an event loop is running already, for example in an async `main` or a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -135,10 +139,10 @@ def start(
     target: Target | None = None,
     listener: socket.socket | None = None,
 ) -> None:
-    """Serve until stopped. Unlike `run`, raise a `StartError` instead of ending the process.
+    """Serve until the process is stopped. Unlike `run`, raise StartError instead of ending the process.
 
-    `target` is what workers load. Default: the main script, and its variable that has the server. `listener` is a
-    socket that listens already. Default: a new socket.
+    `target` is the server that workers load. Default: the main script, and its variable that has the server. `listener`
+    is a socket that already listens. Default: a new socket.
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -153,7 +157,7 @@ def start(
 
 
 def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_loop: bool = False) -> None:
-    """Set up logging, check the options, and print advice, before anything is served."""
+    """Set up logging, check the options, and print advice for the user, before the server starts."""
     set_up_logging(options.log_level, transport, in_users_loop=in_users_loop)
     engine.completions.check()
     if transport == "stdio":
@@ -176,7 +180,7 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
 
 
 def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve on a socket that listens already; `started` is called when requests are accepted."""
+    """Serve over HTTP on the socket `listener` until stopped. Call `started` as soon as requests are accepted."""
     listening.raise_descriptors()
 
     def begin() -> None:
@@ -192,7 +196,10 @@ def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, st
 
 
 async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) -> None:
-    """Await `http`, or serve on stdio if it is None. One loop may have several calls: the last one stops the server."""
+    """Await `http`, which serves over HTTP, or serve on stdio if `http` is None.
+
+    Several calls of this function may run at the same time. When the last of them ends, it stops the engine.
+    """
     from weft.server.stdio.stdio import serve_stdio
 
     engine.serving += 1
@@ -205,8 +212,11 @@ async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) 
 
 
 async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve until cancelled. Then wait until uvicorn has ended the open requests, unless cancelled a second time."""
-    await engine.lifespan.start()  # here, so that its failure is reported like any other
+    """Serve with uvicorn until cancelled. Then wait until uvicorn has finished the open requests.
+
+    A second cancellation aborts the open requests.
+    """
+    await engine.lifespan.start()  # here, so that an error in the lifespan is reported like any other error
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
         await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
@@ -220,7 +230,7 @@ async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.soc
 
 
 async def _abort_connections(http: uvicorn.Server) -> None:
-    """Abort the connections and requests that uvicorn has not ended. Otherwise they would go on in the user's loop."""
+    """Abort all open connections and requests of uvicorn, which would otherwise continue in the user's event loop."""
     state = getattr(http, "server_state", None)
     for server in getattr(http, "servers", ()):  # uvicorn sets this attribute when it starts
         server.close()
@@ -233,7 +243,10 @@ async def _abort_connections(http: uvicorn.Server) -> None:
 
 
 def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], None]) -> uvicorn.Server:
-    """Make the uvicorn server. It does not handle signals, and does not run the lifespan."""
+    """Create a uvicorn server that calls `started` when it begins to accept requests.
+
+    The server does not handle signals, and does not run the lifespan.
+    """
     import uvicorn
 
     class HttpServer(uvicorn.Server):
@@ -247,10 +260,10 @@ def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], Non
             started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if engine.serving > 1:  # other `serve` calls use the same streams and calls
+            if engine.serving > 1:  # other running `serve` calls use the same streams
                 await super().shutdown(sockets)
                 return
-            engine.subscriptions.close()  # else the drain would wait for streams that never end
+            engine.subscriptions.close()  # otherwise uvicorn would wait for streams that never end
             engine.sessions.end_streams()
             draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
             try:
@@ -266,10 +279,10 @@ def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], Non
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for log records of uvicorn about requests and streams that Weft has ended and logged itself.
+    """Return False if a log record of uvicorn is about requests that Weft has ended and logged itself, else True.
 
-    At the end of the drain, uvicorn logs the number of cancelled requests, and a traceback for each. For a stream that
-    was cut, it logs that the response is not complete.
+    When `drain_seconds` are over, uvicorn logs the number of cancelled requests, and a traceback for each. For a stream
+    that Weft closed early, uvicorn logs that the response is not complete.
     """
     is_given_up = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     text = record.getMessage()
@@ -305,20 +318,21 @@ def _uvicorn_config(engine: Engine, options: HttpOptions) -> uvicorn.Config:
         server_header=False,
         backlog=listening.BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # A second longer than `OpenCalls.drain`, which ends the calls: their answers need time to be sent.
+        # One second longer than `OpenCalls.drain`, which cancels the calls: their responses must still be sent.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
         h11_max_incomplete_event_size=engine.limits.header_bytes,
     )
 
 
 def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop: bool = False) -> None:
-    """Set up logging to stderr, for Weft and for the user's program.
+    """Set up logging to stderr, for Weft and for the user's program. Raise StartError if `level` is unknown.
 
-    The default level over HTTP is `info`, which logs a line for each call, as HTTP servers do. On stdio it is
-    `warning`, because hosts show the lines on stderr as problems. At `debug`, libraries that are known to log much stay
-    at `info`, because secrets in their lines are not masked. If the program has set up logging itself, only the level
-    of Weft's log is changed, and only if `level` is given. With `in_users_loop`, only Weft's and uvicorn's logs are
-    shown.
+    Over HTTP, the default level is `info`, which logs a line for each call, as HTTP servers do. On stdio, it is
+    `warning`, because hosts show all lines on stderr as problems. At level `debug`, libraries that log a lot stay at
+    `info`, because Weft does not mask the secrets in their messages.
+
+    If the program has configured logging itself, only the level of Weft's logger is changed, and only if `level` is
+    given. With `in_users_loop`, only the loggers of Weft and uvicorn are set up.
     """
     chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
@@ -334,15 +348,15 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
     for logger in (own, logging.getLogger("uvicorn")) if in_users_loop else (root,):
         logger.addHandler(handler)
         logger.setLevel(chosen)
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # its lines at lower levels do not help
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # its info messages do not help
     for name in _CHATTY:
         logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:  # else the program has chosen one
+        if logger.level == logging.NOTSET:  # otherwise the program has chosen a level
             logger.setLevel(max(logging.INFO, names[chosen]))
 
 
 def end_child(child: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for the end of a child process, and kill it if it takes too long."""
+    """Wait until a child process ends. Kill the process if it still runs after `seconds`."""
     try:
         child.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
@@ -351,13 +365,13 @@ def end_child(child: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def print_notice(text: str) -> None:
-    """Print a line for the user on stderr, because stdout may be used for the protocol."""
+    """Print a line for the user on stderr, because stdout may carry the messages of the protocol."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no stderr, or it is closed
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints
 
 
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    """Print the URL of the server, and a command to try it."""
+    """Print the URL of the server and a command to try it. Log a warning if the server has no features."""
     warn_of_empty_server(engine)
     url = listening.url_of(options, listener)
     print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
@@ -369,10 +383,10 @@ def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> N
 
 
 def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` in a new event loop until it ends, or until Ctrl-C. Raise a `StartError` if it fails.
+    """Run `main` in a new event loop until it returns, or until Ctrl-C. Raise StartError if `main` raises an exception.
 
-    A background task that raises SystemExit or KeyboardInterrupt does not stop `main`. If threads hang at the end, end
-    the process instead of waiting for them.
+    A background task that raises SystemExit or KeyboardInterrupt does not stop `main`. If sync handlers still run in
+    threads at the end, the process ends without waiting for them.
     """
     loop = _new_loop()
     task = loop.create_task(main)
@@ -398,7 +412,7 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Non
         except (SystemExit, KeyboardInterrupt) as error:
             if task.done():
                 raise
-            # Another task raised it: asyncio re-raises these two here, and a handler may have started the task.
+            # Another task raised the exception, for example a task that a handler started: asyncio re-raises it here.
             log.error("a background task raised %s; the server goes on", type(error).__name__)  # noqa: TRY400 - no trace
 
 
@@ -411,7 +425,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
-    """Return a signal handler: the first signal cancels the task, a second Ctrl-C ends the process."""
+    """Return a signal handler. The first signal cancels `task`. After that, Ctrl-C ends the process at once."""
     asked = False
 
     def stop(number: int, _frame: Any) -> None:
@@ -428,7 +442,7 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
-    """Call `stop` if SIGINT or SIGTERM comes in this context. In other threads than the main thread, do nothing."""
+    """Return a context in which SIGINT and SIGTERM call `stop`. Outside of the main thread, it has no effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -441,7 +455,7 @@ def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the loop as `asyncio.run` does, but wait at most a second for tasks, and not at all for threads."""
+    """Close the event loop as `asyncio.run` does, but wait at most a second for tasks, and do not wait for threads."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -452,7 +466,10 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _abandon_threads() -> None:
-    """End the process if plain functions still run in threads after a short wait, because no results are needed now."""
+    """End the process if sync handlers still run in threads after a short wait.
+
+    The server has stopped, so the results of these handlers are not needed.
+    """
     working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
     until = time.monotonic() + THREAD_SECONDS
     for thread in working:

@@ -1,8 +1,8 @@
-"""Serve with several processes on one socket: a parent that listens and supervises, and workers.
+"""Serve with several processes on one socket: a parent process that opens the socket, and its workers.
 
-The parent opens the socket and passes it to all workers. Each worker loads the server's file and accepts connections. A
-worker that dies is replaced. If a worker cannot start, the parent stops all workers. A worker ends when the parent
-ends, even if the parent is killed: the worker's stdin is a pipe whose other end only the parent has.
+The parent passes the socket to all workers. Each worker loads the server's file and accepts connections. The parent
+replaces a worker that dies. If a worker cannot start, the parent stops all workers. A worker ends when the parent ends,
+even if the parent is killed: the worker's stdin is a pipe whose other end only the parent has.
 
 The parent starts a worker as `python -m weft.server.run.workers JSON`.
 """
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.workers")
 
-CANNOT_START = 3  # exit code of a worker that cannot start: another one would fail in the same way
-WATCH_SECONDS = 0.1
-RESTART_SECONDS = 1.0  # shortest time between two starts of a worker
+CANNOT_START = 3  # exit code of a worker that cannot start; it is not replaced, because a new one would fail too
+WATCH_SECONDS = 0.1  # time between two checks of the workers
+RESTART_SECONDS = 1.0  # shortest time between the start of a worker and the start of its replacement
 
 
 class WorkerOrder(msgspec.Struct):
-    """What a worker gets on its command line, as JSON: what to load, and how to serve it."""
+    """The command-line argument of a worker, sent as JSON: the server to load, and the options for serving."""
 
     target: Target
     options: HttpOptions
-    fd: int
+    fd: int  # file descriptor of the socket that listens
     debug: bool
 
 
 def target_of(engine: Engine) -> Target:
-    """Return the target that a worker loads: the running script, the server's variable in it, and the arguments.
+    """Return the target for workers: the running script, its variable that has the server, and its arguments.
 
     Raises StartError if no global variable of the script has the server.
     """
@@ -71,7 +71,7 @@ def target_of(engine: Engine) -> Target:
 
 
 def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
-    """Serve with several processes until stopped."""
+    """Serve over HTTP with several worker processes until this process is stopped. Each worker loads `target`."""
     if os.name != "posix":
         raise StartError("This system cannot pass a socket to other processes, so workers= must be 1: leave it out.")
     settled = settle_sessions(engine, options)
@@ -91,9 +91,10 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
 
 
 def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
-    """Return the options with a value for `sessions`. Default: False if several workers share no backend, else True.
+    """Return a copy of `options` in which `sessions` is True or False, not None.
 
-    Raises StartError if the options require sessions, but the workers share no backend.
+    If `options.sessions` is None, the value is False for several workers without a shared backend, and True in all
+    other cases. Raises StartError if the options require sessions, but the workers share no backend.
     """
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if not are_shared and (options.sessions or options.sse_path is not None):
@@ -105,14 +106,14 @@ def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
 
 
 class _WorkerSupervisor:
-    """Starts the workers, replaces those that die, and stops them."""
+    """Starts the worker processes, replaces workers that die, and stops all workers at the end."""
 
     def __init__(self, order: WorkerOrder, listener: socket.socket, drain: float) -> None:
         self._order = order
         self._listener = listener
         self._drain = drain
-        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # each with the time of its start
-        # An answer may reach another worker than the one that asked. So all workers need the same key for the state.
+        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # each process with its start time
+        # The client may send the answer to a question to another worker, so all workers need the key of `requestState`.
         self._environment = {**os.environ, "WEFT_STATE_KEY": os.environ.get("WEFT_STATE_KEY") or os.urandom(32).hex()}
         self._stopping = False
 
@@ -154,9 +155,12 @@ class _WorkerSupervisor:
         self._stopping = True
 
     def _stop_workers(self) -> None:
-        """Stop the workers, and kill those that still run three seconds after the end of `drain_seconds`."""
+        """Stop all workers, and wait until they have ended.
+
+        Workers that still run three seconds after the end of `drain_seconds` are killed.
+        """
         self._stopping = True
-        self._listener.close()  # else a client that connects now would wait, because no worker accepts it
+        self._listener.close()  # otherwise new clients would wait for a worker that never accepts them
         for worker, _ in self._workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -172,7 +176,7 @@ def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
 
 
 def main(text: str) -> int:
-    """Serve as one worker, and return the exit code. `text` is a `WorkerOrder` in JSON."""
+    """Run one worker process, and return its exit code. `text` is a `WorkerOrder` as JSON."""
     order = msgspec.json.decode(text, type=WorkerOrder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops this worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
