@@ -1,1 +1,1 @@
-"""The two eras of the protocol, and the only code that knows how they differ."""
+"""The two eras (families of protocol versions), and all code that depends on how they differ."""

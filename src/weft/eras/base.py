@@ -1,9 +1,9 @@
-"""Define the questions that servers and clients ask an era, and choose the era of a message.
+"""Define the interface of an era for servers and for clients, and choose the era of a message.
 
-The protocol has two families of revisions. In the *session era* a client introduces itself once, in a handshake, and
-the connection remembers it; in the *stateless era* every request introduces itself. An era object answers every
-question that follows from this difference. It never awaits, does no I/O, and is chosen once per message. No other code
-compares versions.
+The protocol has two families of versions, called eras. In the *session era* a client sends its version and capabilities
+once, in a handshake, and the server remembers them; in the *stateless era* every request contains them. An era object
+has a method or an attribute for everything that differs between the two eras. It never awaits, does no I/O, and is
+chosen once per message. No other code compares versions.
 
 When an era opens a request, it returns an `Envelope`: the checked facts about the request, from its `_meta` or from the
 handshake.
@@ -27,7 +27,7 @@ from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabi
 
 EraName: TypeAlias = Literal["stateless", "session"]
 NO_PARAMS: Mapping[str, Any] = {}
-CORE_TYPES = frozenset({"complete", "input_required"})  # types of results in the core protocol; extensions add others
+CORE_TYPES = frozenset({"complete", "input_required"})  # `resultType` values of the core protocol, without extensions
 
 _LEVELS = {
     level: rank
@@ -45,13 +45,13 @@ def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
 
 
 def fault_of_params(error: Exception | None) -> str:
-    """Return why params could not be read, without the wrong value, because a peer's values are not sent back."""
+    """Return the reason why params could not be decoded. The text never repeats the wrong value that the peer sent."""
     text, at, place = str(error).rpartition(" - at ")
     return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class Envelope(msgspec.Struct, gc=False):
-    """The facts about one request, from the request itself or from its session. The era has checked them."""
+    """The checked facts about one request. They come from the request itself or from its session."""
 
     revision: Revision
     method: Method
@@ -63,7 +63,7 @@ class Envelope(msgspec.Struct, gc=False):
 
 
 class WireError(msgspec.Struct):
-    """An error as it is sent to a peer. `status` is its HTTP status."""
+    """A JSON-RPC error as it is sent to a peer. `status` is the HTTP status of the response."""
 
     code: int
     message: str
@@ -72,167 +72,182 @@ class WireError(msgspec.Struct):
 
 
 class Peer(Protocol):
-    """The facts about a client from its handshake. In the stateless era there is no peer."""
+    """What a server knows about a client from the handshake. The stateless era has no handshake, and so no peer."""
 
-    protocol_version: str  # version agreed on
+    protocol_version: str  # version that client and server agreed on
     client_capabilities: ClientCapabilities
     client_info: Implementation | None
     log_level: LogLevel | None
 
     @property
     def handshake_done(self) -> bool:
-        """Return True if the handshake was answered. A second handshake is refused."""
+        """Return True if the server has answered the handshake. From then on, a second handshake is refused."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Return True if the client has confirmed the handshake."""
+        """Return True if the client has confirmed the handshake with `notifications/initialized`."""
         ...
 
 
 class Offer(msgspec.Struct):
-    """What a server offers, as far as eras need it to read and write messages."""
+    """The methods, versions and settings of a server that an era needs to read and write messages."""
 
-    methods: Mapping[str, Mapping[str, Method]]  # by era: methods of declared capabilities and of extensions
+    methods: Mapping[str, Mapping[str, Method]]  # methods that the server offers, by era name and method name
     result_meta: Meta  # `_meta` of every result in the stateless era
-    versions: Sequence[str]  # all versions served, newest first
+    versions: Sequence[str]  # all versions that the server speaks, newest first
     require_initialized: bool = False  # refuse requests of a session until the client has confirmed the handshake
-    id_bytes: int = DEFAULT_LIMITS.id_bytes  # longest progress token
+    id_bytes: int = DEFAULT_LIMITS.id_bytes  # maximum length of a progress token, in bytes
 
 
 def check_token(token: ProgressToken, offer: Offer) -> None:
-    """Raise InvalidParams if a progress token is no valid id. It must be one, because progress messages repeat it."""
+    """Raise InvalidParams if a progress token is malformed or too long. Each progress notification repeats it."""
     fault = fault_of_id(token, offer.id_bytes, "progressToken")
     if fault is not None:
         raise InvalidParams(f"Invalid params: {fault}")
 
 
 class ServerEra(Protocol):
-    """The questions that a server asks an era."""
+    """The interface of an era (a family of protocol versions) for a server."""
 
     name: str
     is_stateless: bool
-    remembers: bool  # is there a handshake whose facts hold for all later requests?
-    asks_by_rounds: bool  # does a question to the client end the call, to be answered with the next one?
-    mirrors_params: bool  # do HTTP headers repeat annotated arguments?
-    methods: frozenset[str]  # methods of its revisions, without extensions
-    versions: Sequence[str]  # versions of its revisions, newest first
+    remembers: bool  # True if there is a handshake whose facts hold for all later requests
+    asks_by_rounds: bool  # True if a question ends the request, and the client sends the request again with the answer
+    mirrors_params: bool  # True if HTTP headers repeat the tool arguments that are annotated with `x-mcp-header`
+    methods: frozenset[str]  # methods of the requests in this era, without those of extensions
+    versions: Sequence[str]  # versions of this era, newest first
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True if this message belongs to this era."""
         ...
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Open a request without headers if it is certainly of this era; otherwise return None."""
+        """Return the envelope of a request without HTTP headers; None if the request may belong to another era."""
         ...
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read and check a request. Raises the `ProtocolError` of the specification if the request is wrong."""
+        """Check a request and return its envelope. Raises a `ProtocolError` if the request is not valid."""
         ...
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Return a result in the form of the revision: add required fields, or remove fields of later revisions."""
+        """Return a result with the fields that the revision requires, and without fields of later revisions."""
         ...
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params of a notification in the form of the revision."""
+        """Return the params of a notification without fields that the revision does not have."""
         ...
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Return the params of a request to the client in the form of the revision.
+        """Return the params of a server-to-client request, converted to the form that the revision defines.
 
-        Raises `ProtocolError` if the revision has no such request.
+        Raises `ProtocolError` if the revision does not have this kind of request.
         """
         ...
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True if log messages of `level` are sent to a client that asked for the level `minimum`."""
+        """Return True if a log message of `level` is sent to a client that asked for the level `minimum`.
+
+        `minimum` is None if the client did not ask for a level.
+        """
         ...
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """Return True if a tool's error becomes a result that the model reads, not a JSON-RPC error."""
+        """Return True if an error of a tool is sent as a tool result (for the model), not as a JSON-RPC error."""
         ...
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with the code and the HTTP status that it has in this era.
+        """Return the JSON-RPC error to send, with the code and the HTTP status that it has in this era.
 
-        `opened` is True if the request could be read, and the error occurred later.
+        `opened` is True if `open` accepted the request, and the error occurred later.
         """
         ...
 
 
 class ServerHello(msgspec.Struct):
-    """What a server says about itself in its first answer."""
+    """What a server says about itself in its answer to the first request."""
 
-    versions: Sequence[str]  # versions that it speaks; after a handshake, the one agreed on
+    versions: Sequence[str]  # versions that the server speaks; in the session era, only the one that it chose
     capabilities: ServerCapabilities
     server_info: Implementation | None = None
     instructions: str | None = None
 
 
 class RefusalVerdict(msgspec.Struct):
-    """What the refusal of a client's first request says about the server."""
+    """What a client learns about a server that answers the first request with an error."""
 
-    is_ours: bool  # the server speaks this era, so no other is tried
-    supported: list[str] | None = None  # versions that the error names, of any era
+    is_ours: bool  # True if the server speaks this era; the client then tries no other era
+    supported: list[str] | None = None  # versions that the error lists, of any era; None if it has no list
 
 
 class ListenPlan(msgspec.Struct):
-    """The requests that subscribe to changes."""
+    """The requests with which a client subscribes to changes. Each request is a method and its params."""
 
-    stream: tuple[str, dict[str, Any]] | None = None  # request that stays open
+    stream: tuple[str, dict[str, Any]] | None = None  # request that stays open, if any
     begin: list[tuple[str, dict[str, Any]]] = []  # requests that subscribe
     end: list[tuple[str, dict[str, Any]]] = []  # requests that unsubscribe
 
 
 class ClientEra(Protocol):
-    """The questions that a client asks an era. An era is immutable: `agreed` returns a new object."""
+    """The interface of an era (a family of protocol versions) for a client. Era objects are immutable."""
 
     name: str
-    versions: Sequence[str]  # versions that may be agreed on, newest first
-    version: str  # version of the requests
-    methods: frozenset[str]  # methods of its revisions, without extensions
-    confirmation: str | None  # notification that ends the handshake
-    answers_requests: bool  # may the server send requests? Else it asks by rounds.
-    closing_cancels: bool  # does closing the stream of a request cancel the request?
-    resumes: bool  # can a broken stream be resumed?
-    mirrors_params: bool  # do HTTP headers repeat annotated arguments?
-    keeps_stream: bool  # does the server have a stream for messages that belong to no request?
-    greets_again: bool  # may the first request be repeated at any time, with a new answer?
+    versions: Sequence[str]  # versions that the client accepts, newest first
+    version: str  # version in which the client sends its requests
+    methods: frozenset[str]  # methods of the requests in this era, without those of extensions
+    confirmation: str | None  # method of the notification that ends the handshake; None if there is no handshake
+    answers_requests: bool  # True if the server may send requests to the client
+    closing_cancels: bool  # True if closing the stream of a request cancels the request
+    resumes: bool  # True if a broken stream can be resumed
+    mirrors_params: bool  # True if HTTP headers repeat the tool arguments that are annotated with `x-mcp-header`
+    keeps_stream: bool  # True if the server has a stream for messages that belong to no request
+    greets_again: bool  # True if the client may send the first request again at any time, and gets a new answer
 
     def pinned(self, version: str) -> ClientEra | None:
-        """Return this era with one version only; None if it does not have that version."""
+        """Return an era object that has only this version; None if this era does not have the version."""
         ...
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the method and params of the first request, whose answer shows if a server speaks this era.
+        """Return the method and params of the first request to a server, such as `initialize`.
 
-        `stamp` is not applied to the params yet.
+        The answer shows whether the server speaks this era. The caller must still pass the params to `stamp`.
         """
         ...
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the answer to the first request. Raises InvalidAnswer if the answer is malformed."""
+        """Decode the result of the first request. Raises InvalidAnswer if the result is malformed."""
         ...
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> ClientEra | None:
-        """Return the era for all later requests; None if client and server have no version in common."""
+        """Return the era object for all later requests; None if client and server have no version in common.
+
+        `headers` are the HTTP headers of the server's answer, which may contain a session id.
+        """
         ...
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return what a refusal of the first request means. `code` is None if the answer was no JSON-RPC error."""
+        """Return what the client learns from an error in answer to the first request.
+
+        `code` and `data` are fields of the JSON-RPC error. `code` is None if the answer is not a JSON-RPC error.
+        """
         ...
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if this HTTP error means that the agreement with the server has ended."""
+        """Return True if an error means that the client must negotiate again, for example because its session ended.
+
+        `status` is the HTTP status. `code` and `data` are fields of the JSON-RPC error, if there is one.
+        """
         ...
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True if this error of `resources/read` means that there is no such resource."""
+        """Return True if this error in answer to `resources/read` means that the resource does not exist."""
         ...
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """Return the pages that the user must visit before the request is served; None for any other error."""
+        """Return the web pages that the error lists, which the user must visit before the server accepts the request.
+
+        Returns None for all other errors.
+        """
         ...
 
     def stamp(
@@ -244,35 +259,42 @@ class ClientEra(Protocol):
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """Return the params of a request, with the facts about the client that this era puts into every request."""
+        """Return the params, with version, client and capabilities in `_meta` if every request of this era has them."""
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the HTTP headers for a request or notification; if `method` is None, for a GET or a response."""
+        """Return the HTTP headers to send with a request or notification that has this method and these params.
+
+        `method` is None for the headers of an HTTP GET request, or of a response that the client sends.
+        """
         ...
 
     def farewell(self) -> dict[str, str] | None:
-        """Return the headers of the request that ends the session; None if there is no session."""
+        """Return the headers of the HTTP request that ends the session; None if there is no session."""
         ...
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Return the request that sets the log level; None if every request contains its log level."""
+        """Return the method and params of the request that sets the log level.
+
+        Returns None if every request names its own log level.
+        """
         ...
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
-        """Return the requests that subscribe to changes."""
+        """Return the requests that subscribe to these changes and unsubscribe from them."""
         ...
 
 
 def choose(
     eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
 ) -> tuple[ServerEra, Envelope | None]:
-    """Return the era of a message: the first that speaks it.
+    """Return the first era in `eras` to which a message belongs, and the envelope of the request if it was opened.
 
-    If none does, return the last one: it will refuse the message, with an error that names the served versions.
+    If the message belongs to none of them, the last era is returned. That era refuses the message later, with an error
+    that names the supported versions.
 
-    HTTP passes the headers. Pipes have no headers and pass the offer instead. Then an era that recognises the request
-    opens it at once, and its envelope is returned as well, so that the request is read only once.
+    A caller with HTTP headers passes `headers`. A caller without HTTP headers (stdio) passes `offer`: `choose` then
+    opens the request to find its era, and also returns the envelope, so that the caller does not open it again.
     """
     if offer is not None:
         for era in eras:

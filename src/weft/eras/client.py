@@ -1,16 +1,17 @@
-"""Answer a client's questions about both eras.
+"""Implement both eras for a client.
 
-In the stateless era every request introduces itself: its `_meta` names the version, the client and its capabilities,
-and over HTTP headers repeat parts of it. The client still sends `server/discover` first: the answer describes the
-server, and a refusal shows which era the server speaks: three error codes exist in this era only. An error with another
-code that names the supported versions is understood too, because drafts used other codes. Closing the stream of a
-request cancels the request. A broken stream is not resumed: the request is lost, and is sent again under another id.
+In the stateless era the `_meta` of every request names the version, the client and its capabilities. Over HTTP, headers
+repeat some of these values. The client still sends `server/discover` first. The result describes the server. An error
+can show which era the server speaks, because three error codes exist in this era only. An error with another code is
+understood too if it lists the supported versions, because drafts used other codes. Closing the stream of a request
+cancels the request. A broken stream is not resumed: the request is lost, and is sent again under another id.
 
-In the session era a handshake comes first: `initialize` with the newest version that this client may speak, the
-server's choice, and `notifications/initialized`. The agreement holds until the connection ends. Over HTTP the server
-may name a session. Its id is then sent with every HTTP request; an answer with status 404 shows that the session has
-ended. A disconnect does not cancel a request: its stream can be resumed with `Last-Event-ID`. The server may send
-requests to the client, on the stream of a request or on the standalone stream."""
+In the session era a handshake comes first: the client sends `initialize` with the newest version that it speaks, the
+server answers with the version that it chose, and the client sends `notifications/initialized`. The agreement holds
+until the connection ends. Over HTTP the server may start a session. The client then sends the session id with every
+HTTP request; an answer with status 404 shows that the session has ended. A disconnect does not cancel a request: its
+stream can be resumed with `Last-Event-ID`. The server may send requests to the client, on the stream of a request or on
+the standalone stream."""
 
 from __future__ import annotations
 
@@ -44,16 +45,16 @@ from weft.types.lifecycle import (
 
 _STATELESS_VERSIONS = (STATELESS_2026_07_28.version,)
 
-_OWN_CODES = frozenset({-32020, -32021, -32022})  # codes that no other era has
+_OWN_CODES = frozenset({-32020, -32021, -32022})  # error codes that only the stateless era has
 
-# The param that Mcp-Name repeats, by method; the last three methods are those of the tasks extension.
+# By method: the param that the header Mcp-Name repeats. The last three methods belong to the tasks extension.
 _NAMED_BY = {
     method.name: method.mirrored for method in METHODS.values() if method.mirrored is not None
 } | dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 
 
 def named_versions(data: Any) -> list[str] | None:
-    """Return the versions that the data of an error lists as supported; None if the data has no such list.
+    """Return the supported versions that the `data` of a JSON-RPC error lists; None if `data` has no such list.
 
     >>> named_versions({"supported": ["2026-07-28"], "requested": "1"})
     ['2026-07-28']
@@ -68,7 +69,7 @@ def named_versions(data: Any) -> list[str] | None:
 
 
 def _server_info(value: Any) -> Implementation | None:
-    """Return the name and version of a server; None if they are missing or malformed, because nothing needs them."""
+    """Decode the name and version of a server; return None if they are missing or malformed."""
     try:
         return msgspec.convert(value, Implementation)
     except msgspec.ValidationError:
@@ -76,7 +77,7 @@ def _server_info(value: Any) -> Implementation | None:
 
 
 class StatelessClient:
-    """The stateless era for a client."""
+    """The stateless era (protocol version 2026-07-28) for a client."""
 
     name = "stateless"
     methods = STATELESS_2026_07_28.methods
@@ -93,15 +94,18 @@ class StatelessClient:
         self.version = versions[0]
 
     def pinned(self, version: str) -> StatelessClient | None:
-        """Return this era with one version."""
+        """Return an era object that has only this version; None if this era does not have the version."""
         return StatelessClient((version,)) if version in self.versions else None
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the `server/discover` request."""
+        """Return the method and params of the `server/discover` request."""
         return "server/discover", {}
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the answer to `server/discover`. The server's name is in `_meta`, or in `serverInfo` as in a draft."""
+        """Decode the result of `server/discover`. Raises InvalidAnswer if the result is malformed.
+
+        The server's name is read from `_meta`, or from `serverInfo`, where a draft had it.
+        """
         try:
             found = msgspec.json.decode(result, type=DiscoverResult)
             named = (found.meta or {}).get(SERVER_INFO_KEY) or msgspec.json.decode(result, type=_Named).server_info
@@ -110,31 +114,34 @@ class StatelessClient:
         return ServerHello(found.supported_versions, found.capabilities, _server_info(named), found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
-        """Return the era with the versions that client and server have in common; None if there is no such version."""
+        """Return an era object with the versions that client and server have in common; None if there are none."""
         common = [version for version in self.versions if version in hello.versions]
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return two facts: whether `code` shows that the server speaks this era, and the versions in `data`."""
+        """Return whether `code` shows that the server speaks this era, and which supported versions `data` lists."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if the server does not speak this version any more, or refuses without a JSON-RPC error."""
+        """Return True if the server no longer supports this version.
+
+        This is also assumed for status 400, 404 or 405 without a JSON-RPC error.
+        """
         supported = named_versions(data)
         if supported is not None:
             return self.version not in supported
         return code is None and status in (400, 404, 405)
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for -32602 and -32002.
+        """Return True if the code is -32602 or -32002.
 
-        -32602 means wrong params, and the only param of `resources/read` is the URI. -32002 is the code of the session
-        era.
+        -32602 (invalid params) is the code of this era, because the URI is the only param of `resources/read`. -32002
+        is the code of the session era.
         """
         return code in (-32602, -32002)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """Return None: in this era, the server asks by rounds, not with an error."""
+        """Return None: in this era, no error lists web pages for the user to visit."""
         return None
 
     def stamp(
@@ -146,7 +153,7 @@ class StatelessClient:
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> dict[str, Any]:
-        """Return the params with the version, the client and its capabilities in `_meta`."""
+        """Return the params with the version, the client's name and its capabilities in `_meta`."""
         if capabilities.roots is not None and capabilities.roots.list_changed is not None:
             capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # not in this era
         meta: dict[str, Any] = {
@@ -161,7 +168,7 @@ class StatelessClient:
         return {**params, "_meta": meta}
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the headers that repeat the version, the method and the name from the body."""
+        """Return the HTTP headers that repeat the version, the method and the name (or URI) of the request body."""
         headers = {"MCP-Protocol-Version": self.version}
         if method is not None:
             headers["Mcp-Method"] = method
@@ -171,15 +178,15 @@ class StatelessClient:
         return headers
 
     def farewell(self) -> dict[str, str] | None:
-        """Return None: there is no session to end."""
+        """Return None: this era has no session to end."""
         return None
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Return None: every request contains its log level."""
+        """Return None: in this era, every request names its own log level."""
         return None
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
-        """Return a plan with one request, which stays open: `subscriptions/listen`."""
+        """Return a plan with one request that stays open: `subscriptions/listen`."""
         return ListenPlan(stream=("subscriptions/listen", {"notifications": changes}))
 
 
@@ -189,7 +196,7 @@ class _Named(msgspec.Struct, rename="camel"):
 
 _VERSIONS = tuple(SESSION_REVISIONS)
 
-# The revisions in which a header names the version.
+# The revisions in which the client sends the version in an HTTP header.
 _WITH_HEADER = frozenset({SESSION_2025_11_25.version, SESSION_2025_06_18.version})
 
 _SESSION_HEADER = "Mcp-Session-Id"
@@ -205,7 +212,10 @@ class _InitializeResult(msgspec.Struct, rename="camel"):
 
 
 class SessionClient:
-    """The session era for a client. After the handshake, it has the agreed version and the session."""
+    """The session era (protocol versions 2024-11-05 to 2025-11-25) for a client.
+
+    The object that `agreed` returns has the agreed version and the session id.
+    """
 
     name = "session"
     methods = SESSION_2025_11_25.methods
@@ -230,15 +240,15 @@ class SessionClient:
             self._headers[_SESSION_HEADER] = session
 
     def pinned(self, version: str) -> SessionClient | None:
-        """Return this era with one version."""
+        """Return an era object that has only this version; None if this era does not have the version."""
         return SessionClient((version,)) if version in self.versions else None
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Return the `initialize` request."""
+        """Return the method and params of the `initialize` request."""
         return "initialize", {"protocolVersion": self.version, "capabilities": capabilities, "clientInfo": info}
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the answer to `initialize`."""
+        """Decode the result of `initialize`. Raises InvalidAnswer if the result is malformed."""
         try:
             found = msgspec.json.decode(result, type=_InitializeResult)
         except msgspec.DecodeError as error:
@@ -247,7 +257,10 @@ class SessionClient:
         return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
-        """Return the era with the server's version and session; None if this client does not speak the version."""
+        """Return an era object with the server's version and session id; None if the client does not speak the version.
+
+        Raises InvalidAnswer if the session id has characters that are not allowed.
+        """
         version = hello.versions[0]
         if version not in self.versions:
             return None
@@ -257,42 +270,42 @@ class SessionClient:
         return SessionClient((version,), is_agreed=True, session=session)
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Return the versions that `data` names. No code shows that the server speaks this era."""
+        """Return which supported versions `data` lists. `code` is ignored, because no code is specific to this era."""
         return RefusalVerdict(is_ours=False, supported=named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Return True if the session has ended: status 404."""
+        """Return True if there is a session and the status is 404, which means that the session has ended."""
         return status == 404 and self._session is not None
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Return True for -32002, the code of this era, and for -32602 (wrong params), which some servers use."""
+        """Return True if the code is -32002, as this era defines, or -32602 (invalid params), as some servers send."""
         return code in (-32002, -32602)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """Return the pages that the error -32042 lists; None for any other error."""
+        """Return the web pages that the error -32042 lists for the user to visit; None for all other errors."""
         if code != _PAGES_REQUIRED or not isinstance(data, dict):
             return None
         listed = cast("dict[str, Any]", data).get("elicitations")
         return cast("list[Any]", listed) if isinstance(listed, list) else None
 
     def stamp(self, method: str, params: Mapping[str, Any], **introduction: Any) -> Mapping[str, Any]:
-        """Return the params unchanged: the handshake has introduced the client."""
+        """Return the params unchanged: the server knows the client from the handshake."""
         return params
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the headers that name the version and the session. They are sent with every HTTP request."""
+        """Return the HTTP headers for the version and the session id, which are the same for every request."""
         return dict(self._headers)
 
     def farewell(self) -> dict[str, str] | None:
-        """Return the headers of the request that ends the session; None if there is no session."""
+        """Return the headers of the HTTP request that ends the session; None if there is no session."""
         return None if self._session is None else dict(self._headers)
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Return the request that sets the level for the session."""
+        """Return the method and params of the request that sets the log level of the session."""
         return "logging/setLevel", {"level": level}
 
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
-        """Return a plan with a request for each resource. Changes of lists are sent without a subscription."""
+        """Return a plan with one request per resource. Servers report changes of lists without a subscription."""
         uris = changes.resource_subscriptions or []
         return ListenPlan(
             begin=[("resources/subscribe", {"uri": uri}) for uri in uris],

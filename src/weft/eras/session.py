@@ -1,12 +1,12 @@
-"""Answer a server's questions about the session era: revisions 2024-11-05, 2025-03-26, 2025-06-18 and 2025-11-25.
+"""Implement the session era for a server: revisions 2024-11-05, 2025-03-26, 2025-06-18 and 2025-11-25.
 
-A client introduces itself once. Its `initialize` names a version and its capabilities; the answer names the version
-that both will speak. Later requests repeat neither, because the session remembers both. While it serves a call, the
-server may send requests to the client (sampling, elicitation, roots) and wait for the answer.
+A client sends a version and its capabilities once, in `initialize`. The answer names the version that both will use.
+Later requests contain neither, because the session stores both. During a call, the server may send requests to the
+client (sampling, elicitation, roots) and wait for the answer.
 
 The four revisions differ mostly in the fields of their messages (`session_fields`); the few other differences are
-fields of `Revision`. Unlike in the stateless era, a JSON-RPC error has HTTP status 200; status 400 is for a body that
-is no request.
+fields of `Revision`. Unlike in the stateless era, most JSON-RPC errors have HTTP status 200. Only an invalid request
+has status 400.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ HANDSHAKE = "initialize"
 READY = "notifications/initialized"
 
 NEWEST = SESSION_2025_11_25
-ASSUMED = SESSION_2025_03_26  # revision of a request without a version header: the last one that has no such header
+ASSUMED = SESSION_2025_03_26  # used for a request without a version header: the newest revision without this header
 
-DEFAULT_LEVEL: LogLevel = "info"  # level of log messages until the client sets one
+DEFAULT_LEVEL: LogLevel = "info"  # minimum level of log messages until the client sets one
 
 _VERSION_HEADER = b"mcp-protocol-version"
-_ALWAYS = frozenset({HANDSHAKE, "ping"})  # methods that are served before the handshake, too
+_ALWAYS = frozenset({HANDSHAKE, "ping"})  # methods that are served even before the handshake
 _NOT_A_REQUEST = frozenset({-32700, -32600})
 _NO_RESOURCE = -32002
 _NO_CAPABILITIES = ClientCapabilities()
 
 
 class AlreadyInitialized(InvalidRequest):
-    """The client has sent a second handshake in one session."""
+    """The error for a second handshake in one session."""
 
     def __init__(self) -> None:
         super().__init__("Invalid request: this session has been initialized already.")
 
 
 class HeaderPeer:
-    """A client of a server without sessions: only the headers of its request are known."""
+    """The peer of a request without a session. Only its protocol version is known, from the HTTP headers."""
 
     client_info: Implementation | None = None
     log_level: LogLevel | None = None
@@ -70,7 +70,7 @@ class HeaderPeer:
 
 
 class SessionServer:
-    """The session era for a server."""
+    """The session era (protocol versions 2024-11-05 to 2025-11-25) for a server."""
 
     name = "session"
     is_stateless = False
@@ -81,15 +81,15 @@ class SessionServer:
     versions: Sequence[str] = tuple(SESSION_REVISIONS)
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
-        """Return True: every message that is not of the stateless era is of this era."""
+        """Return True: every message that is not of the stateless era belongs to this era."""
         return True
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Return None: nothing in a request proves that it is of this era."""
+        """Return None: nothing in a request proves that the request belongs to this era."""
         return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read one request and check it against the facts of its session."""
+        """Check a request against the facts of its session, and return its envelope."""
         name = frame.method
         assert isinstance(name, str)
         if headers is not None:
@@ -109,22 +109,22 @@ class SessionServer:
         return Envelope(revision, method, params, peer.client_capabilities, peer.client_info, peer.log_level, token)
 
     def check_version(self, headers: Headers) -> None:
-        """Raise InvalidRequest if there is a version header, and it names no revision of this era."""
+        """Raise InvalidRequest if the version header names a version that this era does not have."""
         stated = headers.get(_VERSION_HEADER)
         if stated is not None and stated not in SESSION_REVISIONS:
             known = ", ".join(SESSION_REVISIONS)
             raise InvalidRequest(f"Invalid request: the MCP-Protocol-Version header names none of {known}.")
 
     def takes_batches(self, peer: Peer) -> bool:
-        """Return True if this client may send several messages in one array."""
+        """Return True if this client may send several messages in one JSON array."""
         return peer.handshake_done and SESSION_REVISIONS.get(peer.protocol_version, ASSUMED).batches
 
     def may_close_early(self, peer: Peer) -> bool:
-        """Return True if the server may close a stream before the answer, because this client will resume it."""
+        """Return True if the server may close a stream before it sends the answer. The client then resumes it."""
         return SESSION_REVISIONS.get(peer.protocol_version, ASSUMED).polling
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Return a result without the fields of later revisions. The result type of an extension is kept."""
+        """Return a result without fields that the revision does not have, except the result type of an extension."""
         kind = result.result_type
         fitting = fit(result, revision)
         if kind is not None and kind not in CORE_TYPES:
@@ -132,11 +132,14 @@ class SessionServer:
         return fitting
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params of a notification without the fields of later revisions."""
+        """Return the params of a notification without fields that the revision does not have."""
         return fit(params, revision)
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Return the params of a request to the client without the fields of later revisions."""
+        """Return the params of a server-to-client request, converted to the form that the revision defines.
+
+        Raises `MissingCapability` if the revision does not have this kind of request.
+        """
         return fit_question(method, params, revision)
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
@@ -144,11 +147,11 @@ class SessionServer:
         return log_level_reached(level, minimum or DEFAULT_LEVEL)
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """Return True for a missing capability: this era has no code for it, and a result lets the model continue."""
+        """Return True if the error is a missing capability, because this era has no error code for it."""
         return isinstance(error, MissingCapability)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with its HTTP status. A code that only the stateless era has is replaced."""
+        """Return the JSON-RPC error to send, with its HTTP status. A code that this era does not have is replaced."""
         code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
@@ -160,7 +163,7 @@ class SessionServer:
         return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
-        """Read a handshake, or a ping before the handshake.
+        """Return the envelope of a handshake, or of a ping before the handshake.
 
         Raises InvalidRequest for a second handshake, and for any other request before the handshake.
         """
@@ -178,7 +181,7 @@ class SessionServer:
         params = _decode(method, frame)
         if not isinstance(params, InitializeParams):
             return Envelope(ASSUMED, method, params, _NO_CAPABILITIES)
-        # The version asked for if it is of this era, else the newest of this era.
+        # Use the requested version if this era has it, else the newest version of this era.
         revision = SESSION_REVISIONS.get(params.protocol_version, NEWEST)
         return Envelope(revision, method, params, fit_capabilities(params.capabilities, revision), params.client_info)
 

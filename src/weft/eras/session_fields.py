@@ -1,4 +1,4 @@
-"""Fit messages to a revision of the session era: leave out or replace what the revision does not have.
+"""Convert messages to a revision of the session era: leave out or replace what the revision does not have.
 
 Weft has one set of types for all revisions. Two tables here say how older revisions differ. `_SINCE` names the first
 revision that has a field; for earlier revisions, the field is left out. `_STAND_INS` has a replacement for each kind of
@@ -7,16 +7,16 @@ object that a revision does not have, so that nothing that a handler returned is
     resource_link    before 2025-06-18: a text block with its name and URI
     audio            in 2024-11-05: an embedded resource with the same data and MIME type. An embedded resource is the
                      one block of that revision that holds any data, so a client that knows the MIME type can play it
-    structured       before 2025-06-18, and later if it is no object: left out, because the text content has it too. If
-    content          a handler returned no other content, the structured content becomes text content
-    output schema    if its root is no object: left out, because the structured content is left out too
+    structured       before 2025-06-18, and later if it is not an object: left out, because the text content has it too.
+    content          If a handler returned no other content, the structured content becomes text content
+    output schema    if its root is not an object: left out, because the structured content is left out too
 
 Both tables are compiled into one plan for each type and revision, when it is first needed. If nothing can change in a
-type and in its parts, the type has no plan, and its objects are not searched. Messages are never changed in place,
-because lists are cached and shared. If nothing has to change, the same object is returned.
+type and in its parts, the type has no plan, and its objects are returned unchanged. Messages are never changed in
+place, because lists are cached and shared. If nothing has to change, the same object is returned.
 
-Requests to the client are fitted in the same way. If a revision does not have a request, `MissingCapability` is raised,
-as for a client that did not declare the capability. So a handler has one error to catch.
+Requests to the client are converted in the same way. If a revision does not have a kind of request,
+`MissingCapability` is raised, as for a client that did not declare the capability. So a handler has one error to catch.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NOVEMBER = SESSION_2025_11_25.version
 _LATER = STATELESS_2026_07_28.version  # for fields that no revision of this era has
 
 _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
-    Result: {"result_type": _LATER},  # of every kind of result
-    CacheableResult: {"ttl_ms": _LATER, "cache_scope": _LATER},  # not of results of extensions that have such fields
-    EmptyResult: {"meta": _LATER},  # allowed, but some clients accept only `{}`
+    Result: {"result_type": _LATER},  # applies to all kinds of results
+    CacheableResult: {"ttl_ms": _LATER, "cache_scope": _LATER},  # other types keep fields with these names
+    EmptyResult: {"meta": _LATER},  # `_meta` is allowed, but some clients accept only `{}`
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
     # Not `extensions`: they are part of the handshake, and capabilities are open objects in every revision.
     lifecycle.ServerCapabilities: {"completions": _MARCH},
     lifecycle.ClientCapabilities: {"elicitation": _JUNE},
-    lifecycle.ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` means forms
+    lifecycle.ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # in 2025-06-18, `{}` means forms
     lifecycle.SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
     features.Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
     features.Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
@@ -75,7 +75,7 @@ _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
 
 
 def fit(message: S, revision: Revision) -> S:
-    """Return a result, or the params of a notification, in the form of this revision of the session era.
+    """Convert a result, or the params of a notification, to the form of a revision of the session era.
 
     >>> fit(EmptyResult(result_type="complete"), SESSION_2025_11_25)
     EmptyResult(result_type=None, meta=None)
@@ -85,14 +85,14 @@ def fit(message: S, revision: Revision) -> S:
 
 
 def fit_capabilities(client: lifecycle.ClientCapabilities, revision: Revision) -> lifecycle.ClientCapabilities:
-    """Return the capabilities of a client without those that the revision does not have."""
+    """Return a client's capabilities without those that the revision does not have."""
     return fit(client, revision)
 
 
 def fit_question(method: str, params: dict[str, Any] | None, revision: Revision) -> dict[str, Any] | None:
-    """Return the params of a request to the client in the form of the revision.
+    """Return the params of a server-to-client request, converted to the form that the revision defines.
 
-    Raises `MissingCapability` if the revision has no such request.
+    Raises `MissingCapability` if the revision does not have this kind of request.
 
     >>> form = {"message": "Which seat?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
     >>> fit_question("elicitation/create", form, SESSION_2025_06_18)
@@ -141,10 +141,10 @@ def _structure_if_object(result: _Structured) -> _Structured:
 
 
 def _object_schemas(tool: features.Tool) -> features.Tool:
-    """Return the tool with schemas that this era can have.
+    """Return the tool with schemas that are valid in this era.
 
-    The output schema is left out if its type is not "object". If the schema of a property is True or False, an
-    equivalent object replaces it.
+    The output schema is left out if its type is not "object". If the schema of a property is True or False, it is
+    replaced by an equivalent object.
     """
     changes: dict[str, Any] = {}
     if tool.output_schema is not None and tool.output_schema.get("type") != "object":
@@ -160,7 +160,8 @@ def _object_schemas(tool: features.Tool) -> features.Tool:
 
 _SPELLED: Mapping[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
 
-# The first revision that needs no replacement, and the replacement before it; the first that applies is used.
+# By type: pairs of a revision and a function that replaces the object in older revisions. The first pair that applies
+# is used.
 _STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     features.ResourceLink: ((_JUNE, _link_as_text),),
     features.AudioContent: ((_MARCH, _audio_as_resource),),
@@ -174,15 +175,15 @@ _STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]]
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """The changes to objects of one type."""
+    """The changes that one revision needs in objects of one type."""
 
-    stand_in: Callable[[Any], Any] | None
+    stand_in: Callable[[Any], Any] | None  # function that replaces the object, if any
     absent: tuple[tuple[str, Any], ...]  # fields that the revision does not have, with the value that leaves them out
-    nested: tuple[str, ...]  # fields whose values may have to change
+    nested: tuple[str, ...]  # fields whose values may need changes
 
 
 class _Fitting:
-    """The plans of one revision."""
+    """A converter of objects to one revision. It has a plan for each type."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -213,9 +214,9 @@ class _Fitting:
         return values if all(map(_is, fitted, values)) else fitted
 
     def _make_plan(self, kind: type[Any], within: frozenset[type[Any]]) -> _Plan | None:
-        """Return the plan of a type; None if nothing can change.
+        """Return the plan for a type; None if objects of this type never change.
 
-        `within` are the types that contain this type. They are not planned again, so that recursive types end.
+        `within` are the types that contain this type. They are skipped, to avoid an endless recursion.
         """
         if not issubclass(kind, msgspec.Struct):
             return None
@@ -277,7 +278,7 @@ def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return a form field in the form that it had before 2025-11-25.
+    """Convert a field of an elicitation form to the format before 2025-11-25.
 
     Options with titles become `enum` and `enumNames`. Only a boolean keeps its default. Raises MissingCapability if the
     user can choose several options, because older revisions have no such field.
@@ -312,7 +313,10 @@ def _sampling(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _single_blocks(message: interaction.SamplingMessage, version: str) -> Iterator[interaction.SamplingMessage]:
-    """Yield a message for each block of `message`, because in older revisions a message has only one block."""
+    """Yield one message for each content block of `message`, because old revisions allow only one block per message.
+
+    Raises MissingCapability if the revision does not have this kind of block.
+    """
     for block in message.content if isinstance(message.content, list) else [message.content]:
         if isinstance(block, features.AudioContent) and version < _MARCH:
             raise _cannot_ask("The model cannot be sent audio", _MARCH, version, {"sampling": {}})

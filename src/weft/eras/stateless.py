@@ -1,17 +1,17 @@
-"""Answer a server's questions about the stateless era: revision 2026-07-28.
+"""Implement the stateless era for a server: revision 2026-07-28.
 
 There is no handshake and no session. Every request carries its version and the client's capabilities in
-`params._meta`, and may carry the client's name and the log level that the client wants. Nothing is inferred from an
-earlier request, not even from one on the same pipe. Over HTTP, headers repeat parts of the body, so that a proxy can
-route a request without reading the body. They must agree with the body, so that the server runs the request that the
-proxy accepted.
+`params._meta`, and may carry the client's name and the log level that the client wants. The server remembers nothing
+from earlier requests, not even on the same stdio connection. Over HTTP, headers repeat parts of the body, so that a
+proxy can route a request without reading the body. They must agree with the body, so that the server runs the request
+that the proxy accepted.
 
 The checks have a fixed order, and the first that fails decides the error:
 
     1. The version header is missing: -32020.
     2. `_meta` is missing: -32602.
     3. The version header differs from the version in the body: -32020.
-    4. The version is not served: -32022.
+    4. The server does not support the version: -32022.
     5. Then the method's header, the method itself and the name's header are checked.
 """
 
@@ -35,7 +35,7 @@ REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_202
 NEWEST = STATELESS_2026_07_28
 OLDEST = min(REVISIONS)
 
-_VERSIONS = frozenset(version.encode() for version in REVISIONS)  # as headers spell them
+_VERSIONS = frozenset(version.encode() for version in REVISIONS)  # in bytes, as in a header
 
 _HANDSHAKE = "initialize"  # first request of a client of the session era
 _VERSION_HEADER = b"mcp-protocol-version"
@@ -43,10 +43,10 @@ _METHOD_HEADER = b"mcp-method"
 _NAME_HEADER = b"mcp-name"
 _SESSION_HEADER = b"mcp-session-id"  # a header of the session era
 _NOTIFICATIONS = frozenset({"notifications/cancelled"})  # notifications that a client may send
-_MARK = b"io.modelcontextprotocol"  # part of every request of this era, and rarely of another's
+_MARK = b"io.modelcontextprotocol"  # occurs in every request of this era, and rarely in other requests
 
-# The codes of this revision that have a fixed HTTP status. The status of others is 400 while the request is being read,
-# and 200 once a handler has it.
+# Error codes with a fixed HTTP status. For other codes, the status is 400 if the request could not be opened, and 200
+# if the error occurred later.
 _STATUS = {-32700: 400, -32600: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
 _CODES = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
 
@@ -54,7 +54,7 @@ _envelope_only = Method("", RequestParams)
 
 
 class StatelessServer:
-    """The stateless era for a server."""
+    """The stateless era (protocol version 2026-07-28) for a server."""
 
     name = "stateless"
     is_stateless = True
@@ -65,7 +65,10 @@ class StatelessServer:
     versions: Sequence[str] = tuple(REVISIONS)
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
-        """Return True if `_meta` or the version header names this era."""
+        """Return True if `_meta` or the version header shows that the message belongs to this era.
+
+        A `notifications/cancelled` over HTTP also belongs to this era if it has no version header and no session id.
+        """
         stated: str | None = None
         if headers is not None:
             if headers.known.get(_VERSION_HEADER) in _VERSIONS:  # the usual case
@@ -75,16 +78,16 @@ class StatelessServer:
                 return True
             if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:
                 return _SESSION_HEADER not in headers.known
-        if not _may_be_marked(frame):  # most of the other era's end here
+        if not _may_be_marked(frame):  # true for most messages of the session era
             return False
         marks = _read_marks(frame)
         if marks is None:
             return False
-        # Without a version header, one of the two keys is enough: the error then names the other, which is missing.
+        # Without a version header, one of the two keys is enough. If the other key is missing, `open` raises an error.
         return marks.version is not None or (stated is None and marks.capabilities is not None)
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Open a request; return None if that fails, because the request may be of the session era."""
+        """Return the envelope of a request; None if `open` refuses the request, which may be of the session era."""
         if not _may_be_marked(frame):
             return None
         try:
@@ -93,7 +96,10 @@ class StatelessServer:
             return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
-        """Read one request and check it, in the order of the module's docstring. The first check that fails raises."""
+        """Check a request and return its envelope. The first check that fails raises a ProtocolError.
+
+        The docstring of this module lists the checks in their order.
+        """
         name = frame.method
         assert isinstance(name, str)
         method = offer.methods[self.name].get(name)
@@ -120,24 +126,24 @@ class StatelessServer:
         )
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Add the result type and the server's metadata to a result."""
+        """Add the result type and the server's metadata to `result`, and return the same object."""
         if result.result_type is None:
             result.result_type = "complete"
         result.meta = offer.result_meta if result.meta is None else {**offer.result_meta, **result.meta}
         return result
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Return the params unchanged: they have the form of the newest revision already."""
+        """Return the params unchanged: they already have the form of the newest revision."""
         return params
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Return the params without `elicitationId`, which this revision does not have."""
+        """Return the params of a request to the client without `elicitationId`, which this revision does not have."""
         if params is None or "elicitationId" not in params:
             return params
         return {name: value for name, value in params.items() if name != "elicitationId"}
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Return True if the request itself asked for log messages of this level."""
+        """Return True if `level` is at least the level that the request asked for; False if it asked for no level."""
         return minimum is not None and log_level_reached(level, minimum)
 
     def tells_model(self, error: ProtocolError) -> bool:
@@ -145,7 +151,10 @@ class StatelessServer:
         return False
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Return the error with its HTTP status. A reserved code that has no meaning in this era becomes -32603."""
+        """Return the JSON-RPC error to send, with its HTTP status.
+
+        An error code that is reserved by JSON-RPC, but not defined in this era, is replaced by -32603.
+        """
         if -32768 <= error.code <= -32000 and error.code not in _CODES:
             error = InternalError("Internal error")
         status = _STATUS.get(error.code, 200 if opened else 400)
@@ -166,8 +175,8 @@ class StatelessServer:
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
         """Raise the error for a request that could not be read: the error of the first check that fails.
 
-        Perhaps `_meta` could not be read because the request is of another revision, which has another form of `_meta`.
-        Then the error must say that the version is not served, so the version is read separately here.
+        The request may be of another revision, in which `_meta` has another form. The error must then say that this
+        version is not supported. So this method reads the version separately.
         """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
         marks = _read_marks(frame)
@@ -194,7 +203,7 @@ def _check_method_header(headers: Headers, name: str) -> None:
 
 
 class _Marks(msgspec.Struct):
-    """The two keys that every request of this era has in `_meta`. Their values may be of any type."""
+    """The two keys that every request of this era has in `_meta`. The types of their values are not checked."""
 
     version: Any = msgspec.field(name=PROTOCOL_VERSION_KEY, default=None)
     capabilities: Any = msgspec.field(name=CLIENT_CAPABILITIES_KEY, default=None)
@@ -212,7 +221,7 @@ def _may_be_marked(frame: Frame) -> bool:
 
 
 def _read_marks(frame: Frame) -> _Marks | None:
-    """Return the keys by which a request of this era is recognised; None if `_meta` is missing or no object."""
+    """Return the two `_meta` keys that every request of this era has; None if `_meta` is missing or not an object."""
     if frame.params is UNSET:
         return None
     try:
@@ -224,14 +233,14 @@ def _read_marks(frame: Frame) -> _Marks | None:
 def _is_of_session_era(frame: Frame, stated: str | None) -> bool:
     """Return True if a request whose `_meta` names no version is of the session era.
 
-    `stated` is the version header. If it names a revision older than the stateless era, the request is of the session
-    era. Without the header, only a handshake is known to be of the session era.
+    `stated` is the value of the version header, or None. If it is older than the stateless era, the request is of the
+    session era. If there is no header, only a handshake is of the session era.
     """
     return frame.method == _HANDSHAKE if stated is None else stated < OLDEST
 
 
 def _required_version(marks: _Marks | None) -> str:
-    """Return the version in `_meta`. Raises InvalidParams if `_meta` lacks a key, or the version is no string."""
+    """Return the version in `_meta`. Raises InvalidParams if a key is missing, or if the version is not a string."""
     if marks is None:
         raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
     for key, value in ((PROTOCOL_VERSION_KEY, marks.version), (CLIENT_CAPABILITIES_KEY, marks.capabilities)):

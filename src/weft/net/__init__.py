@@ -1,1 +1,1 @@
-"""Network code that client and server share: rules for URLs and hosts, HTTP requests, rate limits, log lines."""
+"""Network code for client and server: checks of URLs and hosts, HTTP requests, rate limits, log lines."""

@@ -1,4 +1,4 @@
-"""Define the types of ASGI, and the exception for requests that are refused with an HTTP status."""
+"""Define the types of ASGI, and the exception for HTTP requests that are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ TOKEN_INFO = "weft.token_info"  # noqa: S105 - key of the ASGI scope in which an
 
 
 class Refusal(WeftError):
-    """An HTTP request is refused with `status`, before its body is decoded as a message."""
+    """The error for an HTTP request that is refused before its body is decoded.
+
+    `status` is the HTTP status of the response, and `headers` are additional response headers. `code` is the JSON-RPC
+    error code.
+    """
 
     def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
         super().__init__(message)

@@ -31,15 +31,15 @@ _NO_REUSE = ("no-store", "no-cache", "private")
 _SHORT_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){0,2}")  # such as 127.1, which resolvers read as 127.0.0.1
 
 Barred: TypeAlias = Callable[[str], bool]
-"""Returns whether connections to an IP address are forbidden; raises ValueError if it is no IP address."""
+"""A function that returns whether connections to an IP address are forbidden. It raises ValueError for a host name."""
 
 
 class FetchFailed(WeftError):
-    """There is no usable response. The message says why, and never contains headers or the body of the request."""
+    """The error for a request without a usable response. The message never contains headers or body of the request."""
 
 
 class AddressBarred(FetchFailed):
-    """The URL points to an address to which connections are forbidden."""
+    """The error for a URL that points to an address to which connections are forbidden."""
 
     def __init__(self) -> None:
         super().__init__("it has a private address")
@@ -47,7 +47,7 @@ class AddressBarred(FetchFailed):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One HTTP request. The repr shows only method and URL, because the rest may be secret."""
+    """One HTTP request. The repr shows only method and URL, because headers and body may contain secrets."""
 
     method: str
     url: str
@@ -57,7 +57,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The response to an HTTP request. The names of its headers are not case-sensitive."""
+    """The response to an HTTP request. Header names are not case-sensitive."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -78,13 +78,13 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> HttpRequest:
 
 
 def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str] | None = None) -> HttpRequest:
-    """Return a request that posts a form and accepts JSON."""
+    """Return a POST request that sends a form and accepts JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
     return HttpRequest("POST", url, sent, urlencode(form).encode())
 
 
 def post_json(url: str, document: Mapping[str, Any]) -> HttpRequest:
-    """Return a request that posts and accepts JSON."""
+    """Return a POST request that sends a JSON document and accepts JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/json"}
     return HttpRequest("POST", url, sent, msgspec.json.encode(document))
 
@@ -101,8 +101,9 @@ def is_private(address: str) -> bool:
 def is_barred_host(host: str, barred: Barred) -> bool:
     """Return whether connections to a host are forbidden.
 
-    Localhost and loopback addresses are always forbidden, other IP addresses if `barred` forbids them. The result for
-    other names is False, because they are checked when they are resolved.
+    `localhost`, names that end with `.localhost`, and loopback addresses are always forbidden. Other IP addresses are
+    forbidden if `barred` returns True. The result for all other names is False, because their addresses are checked
+    when the names are resolved.
     """
     if is_loopback(host) or host.lower().endswith(".localhost"):
         return True
@@ -119,10 +120,9 @@ def open_session(
     exempt: frozenset[str] = frozenset(),
     tls: ssl.SSLContext | None = None,
 ) -> aiohttp.ClientSession:
-    """Return an HTTP session without cookies, in which each request may take `seconds`.
+    """Return an HTTP client session without cookies. The timeout of each request is `seconds`.
 
-    A request fails if the name of its host resolves to an address that `barred` forbids. Hosts in `exempt` are not
-    checked.
+    A request fails if its host name resolves to an address that `barred` forbids. Hosts in `exempt` are not checked.
     """
     import aiohttp
 
@@ -138,10 +138,10 @@ def open_session(
 async def exchange(
     session: aiohttp.ClientSession, request: HttpRequest, most_bytes: int, barred: Barred | None = None, **options: Any
 ) -> HttpAnswer:
-    """Send a request and return the response. Redirects are not followed. `options` are passed to aiohttp.
+    """Send an HTTP request and return the response. Redirects are not followed. `options` are passed to aiohttp.
 
-    Raises AddressBarred if the address is forbidden, by `barred` or by the session. Raises FetchFailed if there is no
-    complete response, or if its body is longer than `most_bytes`.
+    Raises AddressBarred if `barred` or the session forbids the address. Raises FetchFailed if there is no complete
+    response, or if its body is longer than `most_bytes`.
     """
     import aiohttp
     from yarl import URL
@@ -170,9 +170,9 @@ async def exchange(
 async def fetch_json(
     url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Fetch a URL, or post `form` to it; return the JSON object in the response.
+    """Send a GET request to a URL, or a POST request with `form`; return the JSON object in the response.
 
-    Raises FetchFailed if the response has no JSON object, or its status is not 200.
+    Raises FetchFailed if the status of the response is not 200, or if its body is not a JSON object.
     """
     document, _ = await fetch_document(url, form=form, headers=headers)
     return document
@@ -185,10 +185,10 @@ async def fetch_document(
     headers: Mapping[str, str] | None = None,
     public_only: bool = False,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Fetch a URL, or post `form` to it; return the JSON object in the response, and the response headers.
+    """Send a GET request to a URL, or a POST request with `form`; return the JSON object and the response headers.
 
     `public_only` is for URLs that another party chose: it forbids addresses of this machine and of private networks.
-    Raises FetchFailed if the response has no JSON object, or its status is not 200.
+    Raises FetchFailed if the status of the response is not 200, or if its body is not a JSON object.
     """
     request = get(url, headers) if form is None else post_form(url, form, headers)
     barred = is_private if public_only else None
@@ -208,7 +208,8 @@ async def fetch_document(
 def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
     """Return how many seconds a response may still be cached (RFC 9111), at most `most`.
 
-    Its age is subtracted from the time that its headers allow. If they do not name a time, `default` is used.
+    The result is the lifetime that `headers` allow, minus the age of the response. If `headers` do not name a lifetime,
+    the result is `default`. If the response must not be cached, the result is 0.
 
     >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
     40.0
@@ -231,7 +232,7 @@ def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) ->
 
 
 class _BarredAddress(OSError):
-    """A name resolves to a barred address."""
+    """The error for a host name that resolves to a forbidden address."""
 
 
 def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolver:
@@ -239,7 +240,7 @@ def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolve
     from aiohttp.resolver import DefaultResolver
 
     class GuardedResolver(AbstractResolver):
-        """Resolves names; raises `_BarredAddress` if a name resolves to a barred address."""
+        """A resolver that raises `_BarredAddress` if a host name resolves to a forbidden address."""
 
         def __init__(self) -> None:
             self._inner = DefaultResolver()

@@ -1,4 +1,4 @@
-"""Check `Host` and `Origin` headers, as a protection against DNS rebinding; find out which addresses are public.
+"""Check `Host` and `Origin` headers, to protect against DNS rebinding; find out which IP addresses are public.
 
 Both headers are parsed and compared exactly, never by prefix. Names are not resolved: only the text of a header decides
 if it is accepted.
@@ -63,7 +63,7 @@ def is_public_address(address: str) -> bool:
 
 
 def target_host(target: bytes) -> bytes | None:
-    """Return the host and port of a request target in absolute form, or None for a target in another form.
+    """Return the host and port of an HTTP request target that is a full URL, or None for any other target.
 
     >>> target_host(b"http://evil.example:80/mcp"), target_host(b"/mcp")
     (b'evil.example:80', None)
@@ -74,7 +74,7 @@ def target_host(target: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The host of a `Host` header or an origin, in its canonical form (lower case, IPv6 compressed); or a rule for one.
+    """A parsed `Host` header or origin, or a rule for them. The host is in lower case, and an IPv6 address compressed.
 
     A name with a final dot is a different name: for browsers, `localhost.` and `localhost` are different origins, and
     some resolvers ask the network for `localhost.`. To accept such a name, list it with its dot.
@@ -82,8 +82,8 @@ class _Place:
 
     host: str
     port: int | None = None  # in a rule for hosts, None means any port
-    scheme: str | None = None  # only of origins
-    subdomains: bool = False  # whether a rule is for all subdomains of the host instead of the host
+    scheme: str | None = None  # only for an origin
+    subdomains: bool = False  # whether a rule is for all subdomains of the host, but not for the host itself
 
     def covers(self, host: str) -> bool:
         return host.endswith("." + self.host) if self.subdomains else host == self.host
@@ -107,7 +107,7 @@ def _parse_host(text: str) -> _Place | None:
 
 
 def _parse_origin(text: str) -> _Place | None:
-    """Parse an origin; return None if that is not possible. Without a port, it has the default port of its scheme."""
+    """Parse an origin; return None if it is malformed. An origin without a port gets the default port of its scheme."""
     found = _ORIGIN.fullmatch(text) if len(text) <= _MAX_BYTES else None
     place = _parse_host(found[2]) if found else None
     if found is None or place is None:
@@ -156,7 +156,7 @@ class HostPolicy:
         self._served_origins: set[bytes] = set()
 
     def host_ok(self, value: bytes | None) -> bool:
-        """Return whether a Host header is accepted. A missing header is accepted only if every host is accepted."""
+        """Return whether a Host header is accepted. A missing header is accepted only if `allowed_hosts` has `"*"`."""
         if value is None:
             return self._any_host
         if value in self._served_hosts:
@@ -165,7 +165,7 @@ class HostPolicy:
         return place is not None and self._allows(place) and _remember(self._served_hosts, value)
 
     def origin_ok(self, value: bytes | None) -> bool:
-        """Return whether an Origin header is accepted. A missing header is accepted."""
+        """Return whether an Origin header is accepted. A missing header (None) is accepted."""
         if value is None or value in self._served_origins:
             return True
         if self._origins is not None:
@@ -212,7 +212,7 @@ def _host_rule(entry: str) -> _Place:
 
 
 class _Origins:
-    """The origins in `allowed_origins` or `cors`."""
+    """The list of origins from the setting `allowed_origins` or `cors`."""
 
     def __init__(self, setting: str, entries: Sequence[str]) -> None:
         self._any = "*" in entries
@@ -242,7 +242,7 @@ def _origin_rule(entry: str, setting: str) -> _Place:
 
 
 def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
-    """Return the error message for a Host or Origin that is not accepted.
+    """Return the error message for a Host or Origin header that is not accepted.
 
     >>> refusal("host", b"evil.example")
     "The Host 'evil.example' is not served here; if it should be, add it to allowed_hosts=."
@@ -261,10 +261,10 @@ def shown(value: bytes) -> str:
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return the address for which the limits of a peer are counted.
+    """Return the address or network to which the limits for one peer apply.
 
-    For IPv6 it is the /64 network, because one machine may use all addresses of such a network. An IPv4 address that is
-    written as IPv6 is returned as IPv4. Values that are not addresses, such as the name of a pipe, are not changed.
+    For an IPv6 address, this is its /64 network, because one machine may use all addresses of such a network. An IPv4
+    address that is written as IPv6 is returned as IPv4. Values that are not IP addresses are returned unchanged.
 
     >>> network_of("10.0.0.1"), network_of("2001:db8::5:1"), network_of("::ffff:10.0.0.1")
     ('10.0.0.1', '2001:db8::', '10.0.0.1')

@@ -1,4 +1,4 @@
-"""Format log lines for calls, mask secrets in logged messages, and keep repeated warnings from flooding the log.
+"""Format log lines for calls, mask secrets in logged messages, and log repeated warnings less often.
 
 These functions are slow, so callers check `isEnabledFor` first. They never raise an exception.
 
@@ -47,7 +47,7 @@ _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)
 
 
 def marked_lines(text: str) -> str:
-    r"""Mark the second and further lines of a text that a peer sent, so that they do not look like log lines.
+    r"""Put `|` before the second and later lines of a text from a peer, so that they do not look like log lines.
 
     >>> marked_lines("no seat x\n10:00 INFO all is well")
     'no seat x\n  | 10:00 INFO all is well'
@@ -58,8 +58,8 @@ def marked_lines(text: str) -> str:
 def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
     """Return the log line of one call, without its arguments, which may be secrets.
 
-    `status` is the HTTP status, or "ok" for a transport without HTTP. If the answer is a JSON-RPC error, it is the code
-    of the error. If there is no answer, it is a word such as "timeout".
+    `status` is the HTTP status, or "ok" for a transport without HTTP. If the answer is a JSON-RPC error, `status` is
+    the error code. If there is no answer, `status` is a word such as "timeout".
 
     >>> call_line("tools/call", "add", "stateless", 200, 0.0012)
     'tools/call add stateless 200 1.2 ms'
@@ -71,7 +71,7 @@ def call_line(method: str, name: object, era: str, status: object, seconds: floa
 
 
 def _word(text: str) -> str:
-    """Return a name as one word without spaces, so that a peer cannot add false fields to the log line."""
+    """Return a name without spaces, so that a peer cannot add false fields to the log line; "-" for an empty name."""
     if not text:
         return "-"
     return printable(text[:_MOST_NAME], "?").replace(" ", "_")
@@ -99,7 +99,7 @@ def _text(value: bytes | str) -> str:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL without its query and its credentials, which may be secrets.
+    """Return a URL in which `***` replaces the query and the credentials, because they may be secrets.
 
     >>> masked_url("https://me:pass@a.example/mcp?key=1")
     'https://***@a.example/mcp?***'
@@ -130,10 +130,10 @@ def _masked_name_header(value: str) -> str:
 
 
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
-    """Return a body as one line, shortened. Values whose names indicate a secret are masked.
+    """Return the body of a message as one line, shortened. Values whose names indicate a secret are masked.
 
-    Questions to a user or a model, and their answers, are masked completely. In a body that a client sent
-    (`from_client`), every result is such an answer.
+    Questions to a user or a model, and their answers, are masked completely. `from_client` means that a client sent the
+    body. Then every `result` in the body is an answer, so it is masked too.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
@@ -152,7 +152,7 @@ def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
 
 
 def _read(data: bytes, answers: frozenset[str]) -> str | None:
-    """Return a JSON body or a form with its secrets masked, or None if it is neither."""
+    """Return a JSON body or a form with its secrets masked, or None if the data is neither of them."""
     text = _masked_json(data, _DEEPEST, answers)
     if text is not None or b"=" not in data or b" " in data or data[:1] in (b"{", b"["):
         return text
@@ -171,7 +171,11 @@ def _masked_json(text: bytes | str, depth: int, answers: frozenset[str]) -> str 
 
 
 def _masked(name: str, value: Any, depth: int, answers: frozenset[str]) -> Any:
-    """Return the value of `name` with its secrets masked; `answers` are the names of answers, which are secret too."""
+    """Return the value of the JSON member `name` with its secrets masked.
+
+    `answers` are the names of members with answers of users or models, which are masked too. At most `depth` nested
+    levels are searched; deeper values are masked.
+    """
     if name in answers or _is_secret(name, value):
         return MASK
     if isinstance(value, dict | list) and not depth:
@@ -191,7 +195,7 @@ def _masked(name: str, value: Any, depth: int, answers: frozenset[str]) -> Any:
 
 
 def _is_secret(name: str, value: object) -> bool:
-    """Return whether the value of `name` must be masked. A `code` is a secret if it is text (OAuth), not a number."""
+    """Return whether the value of `name` must be masked. A `code` is secret if it is a string (an OAuth code)."""
     if name == "code":
         return isinstance(value, str)
     return name == _ANSWERED or (value is not None and _SECRET_NAME.search(name) is not None)
@@ -208,7 +212,7 @@ def _masked_text(text: str) -> str:
 
 
 class Seldom:
-    """A logger for events that a peer can cause: it writes the first one, then the 10th, the 100th, and so on.
+    """A logger for events that a peer can cause: it writes only the first event, the 10th, the 100th, and so on.
 
     Events are counted together if they have the same text and the same `about`, such as the name of a peer. The count
     starts again after a minute.
@@ -223,18 +227,18 @@ class Seldom:
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._now = now
-        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # by text and `about`: start time and number
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # by text and `about`: start time and count
 
     def warning(self, text: str, *args: object, about: str = "") -> None:
-        """Log a warning; after the first one, most are only counted."""
+        """Log a warning, but only the first, the 10th, the 100th, etc. with the same text and `about`."""
         self._write(logging.WARNING, text, args, about, exc_info=False)
 
     def error(self, text: str, *args: object, about: str = "") -> None:
-        """Log an error; after the first one, most are only counted."""
+        """Log an error, but only the first, the 10th, the 100th, etc. with the same text and `about`."""
         self._write(logging.ERROR, text, args, about, exc_info=False)
 
     def exception(self, text: str, *args: object, about: str = "") -> None:
-        """Log the exception that is being handled; after the first one, most are only counted."""
+        """Log the current exception, but only the first, the 10th, the 100th, etc. with the same text and `about`."""
         self._write(logging.ERROR, text, args, about, exc_info=True)
 
     def _write(self, level: int, text: str, args: tuple[object, ...], about: str, *, exc_info: bool) -> None:

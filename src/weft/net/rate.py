@@ -19,13 +19,13 @@ class Pace:
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._said = 0  # messages since `_since`
+        self._said = 0  # number of messages allowed since `_since`
         self._since = monotonic()  # the beginning of the current second
         self.dropped = 0  # number of messages that were not allowed
-        self.untold = 0  # dropped messages that were not reported yet; the caller sets it to 0 after a report
+        self.untold = 0  # number of dropped messages not reported yet; the caller sets it to 0 after a report
 
     def allows(self, *, urgent: bool = False) -> bool:
-        """Return whether one more message may be sent now, and count it. For urgent messages the limit is doubled."""
+        """Return whether a message may be sent now, and count the message. The limit for urgent messages is doubled."""
         if not self._rate:
             return True
         now = monotonic()
@@ -56,7 +56,7 @@ class Allowance:
         self._busy_until = clock()  # when the events so far would end if they were evenly spread
 
     def wait(self) -> float:
-        """Return 0 and count an event if the event may happen now; otherwise return how many seconds to wait."""
+        """Return 0 and count an event if the event may happen now; otherwise return the number of seconds to wait."""
         if not self._step:
             return 0.0
         now = self._clock()

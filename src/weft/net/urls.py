@@ -33,11 +33,10 @@ class UrlRefused(WeftError):
 
 
 def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
-    """Return the parts of a URL. Raises UrlRefused unless it is https, or http on this machine.
+    """Return the parts of a URL. Raises UrlRefused if the URL must not be used.
 
-    A URL with a user name or a password is refused too.
-
-    `allow_insecure` permits http to other machines.
+    Only https URLs, and http URLs of this machine, may be used. They must not have a user name or a password. If
+    `allow_insecure` is True, http URLs of other machines may be used too.
 
     >>> read_url("javascript:alert(1)")
     Traceback (most recent call last):
@@ -63,9 +62,9 @@ def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether a URL is accepted by `read_url`, and every program reads it in the same way.
+    """Return whether `read_url` accepts a URL, and all programs parse the URL in the same way.
 
-    Such a URL has no fragment, and only characters that are never ambiguous.
+    The URL must not have a fragment, or characters that programs interpret differently.
 
     >>> is_safe_url("https://auth.example.com/t"), is_safe_url("http://auth.example.com"), is_safe_url("http://[::1]:9/")
     (True, False, True)
@@ -79,7 +78,10 @@ def is_safe_url(url: str) -> bool:
 
 
 def check_url(url: str, what: str) -> SplitResult:
-    """Return the parts of a URL; raise UsageError if it is not safe to send tokens there. `what` names the URL."""
+    """Return the parts of a URL; raise UsageError if it is not safe to send tokens there.
+
+    `what` is the name of the URL in the error message.
+    """
     if not isinstance(url, str) or not is_safe_url(url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(
             f"{what} is {str(url)[:200]!r}, which is not safe for sending tokens. Give a full https:// URL without "
@@ -104,7 +106,7 @@ def origin_of(url: str) -> str:
 
 
 def spell(url: str) -> str:
-    """Return a URL with its scheme and host in lower case, and the rest unchanged.
+    """Return a URL with its scheme and host in lower case, and its other parts unchanged.
 
     >>> spell("HTTPS://Mcp.Example.com/Mcp"), spell("https://mcp.example.com")
     ('https://mcp.example.com/Mcp', 'https://mcp.example.com')
@@ -114,9 +116,9 @@ def spell(url: str) -> str:
 
 
 def same_url(one: str, other: str) -> bool:
-    """Return whether two URLs are equal. Upper case in the host, and a slash as the only path, make no difference.
+    """Return whether two URLs are equal by the rules of RFC 3986, 6.2.3.
 
-    These are the rules of RFC 3986, 6.2.3.
+    The case of letters in scheme and host is ignored. An empty path is equal to the path `/`.
 
     >>> same_url("https://a.example", "https://A.example/"), same_url("https://a.example/x", "https://a.example/x/")
     (True, False)

@@ -22,7 +22,7 @@ from weft.protocol.names import printable
 
 # Fields that may occur only once. The same holds for all names that begin with mcp-.
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})
-_LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
+_LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})  # fields whose repeated values are joined
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 _MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # headers that repeat parts of the body
 _OWS = b" \t"  # RFC 9110 optional whitespace
@@ -74,7 +74,7 @@ class Headers:
 
 
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:
-    """Read an ASGI header list, whose names are in lower case.
+    """Return the `Headers` object for an ASGI header list, whose names are in lower case.
 
     Raises HeaderFault if the list is too large, or repeats a header that must be unique.
 
@@ -96,10 +96,10 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
 
 def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return one value for each name, from a list in which names are repeated.
+    """Return one value for each header name, from a list in which some names are repeated.
 
-    If the value of a repeated header is a list by definition, its values are joined. For other headers, the last value
-    is used. Raises HeaderFault if a repeated header must be unique.
+    For headers that are lists by definition, such as Accept, the values are joined. For all other headers, the last
+    value is used. Raises HeaderFault if a repeated header must be unique.
     """
     known: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -113,7 +113,7 @@ def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _repeated(name: bytes) -> HeaderFault:
-    # Refused, because a proxy and the server could read different copies, and see different requests.
+    # Repeated headers are refused, because a proxy and the server could read different copies.
     shown = printable(name[:100].decode("ascii", "replace"), "?")
     code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code
     return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400, code=code)
@@ -141,9 +141,9 @@ def encode_value(text: str) -> str:
 
 
 def decode_value(value: str) -> str:
-    """Decode a header value, which is plain or in base64; raise ValueError if it is malformed.
+    """Return the text of a header value, which may be in base64. Raises ValueError if the value is malformed.
 
-    A value in base64 begins with exactly `=?base64?`, in lower case. All other values are plain.
+    A value in base64 begins with exactly `=?base64?`, in lower case. All other values are returned unchanged.
 
     >>> decode_value("=?base64?SGVsbG8=?="), decode_value("=?BASE64?SGVsbG8=?=")
     ('Hello', '=?BASE64?SGVsbG8=?=')
@@ -160,7 +160,7 @@ def decode_value(value: str) -> str:
 
 
 def render(value: object) -> str:
-    """Return a string, number or boolean as text. `encode_value` then makes it a header value.
+    """Return a string, number or boolean as text. Pass the text to `encode_value` to get a header value.
 
     Raises ValueError if an integer is not within ±(2**53 - 1).
 
@@ -179,7 +179,9 @@ def render(value: object) -> str:
 
 
 def matches(header: str, value: object) -> bool:
-    """Return whether a header value, which may be in base64, equals an argument. Numbers are compared as numbers.
+    """Return whether a header value equals a tool argument. Numbers are compared as numbers, so `42.0` equals 42.
+
+    The header value may be in base64.
 
     Raises ValueError if the header is malformed, or if the argument is an integer that is too large for a header.
 
@@ -199,15 +201,15 @@ def matches(header: str, value: object) -> bool:
 _ANNOTATION = "x-mcp-header"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 `1*tchar`
 _MIRRORED_TYPES = ("boolean", "integer", "string")
-_DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # values, not schemas
-# Keywords whose value is an object with names as keys, not keywords.
+_DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # their values are not schemas
+# Keywords whose value is an object with the author's own names as keys.
 _NAMED = frozenset({
     "$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas", "patternProperties", "properties",
 })  # fmt: skip
 
 
 class Mirror(msgspec.Struct, frozen=True):
-    """One tool argument that is repeated in a header.
+    """One tool argument that clients repeat in an HTTP header.
 
     `header` is the full name of the header (`Mcp-Param-Region`). `field` is the same name in ASGI
     (`b"mcp-param-region"`). `path` are the property names that lead from the arguments to the value.
@@ -247,10 +249,10 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 
 
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
-    """Yield every annotated subschema, with its place in the schema (for messages) and its property path.
+    """Yield every subschema with an `x-mcp-header` annotation, its place (for error messages), and its path.
 
-    The path consists of the property names that lead from the root to the subschema. It is None if the subschema is not
-    reached through `properties` only.
+    The path consists of the property names that lead from the root to the subschema. It is None if a keyword other
+    than `properties` lies between the root and the subschema.
     """
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
     while pending:  # a loop instead of recursion, because a peer's schema may be deep
@@ -292,7 +294,7 @@ def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
 
 
 def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
-    """Raise HeaderMismatch if a mirrored argument and its header differ, or if only one of them was sent."""
+    """Raise HeaderMismatch if an argument in `mirrors` and its header differ, or if only one of them was sent."""
     for mirror in mirrors:
         value, header = _value_at(arguments, mirror.path), headers.get(mirror.field)
         argument = f"the argument {'.'.join(mirror.path)!r}"
@@ -303,12 +305,18 @@ def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mappin
 
 
 def check_name(header: str | None, expected: str) -> None:
-    """Raise HeaderMismatch unless the value of `Mcp-Name` equals `expected`, the name or URI in the body."""
+    """Raise HeaderMismatch if the `Mcp-Name` header is missing, or differs from the name or URI in the body.
+
+    `header` is the value of the header; `expected` is the name or URI in the body.
+    """
     _check_repeated("Mcp-Name", header, expected, "the name or URI in the body")
 
 
 def _check_repeated(name: str, header: str | None, value: object, what: str) -> None:
-    """Raise HeaderMismatch unless the header `name` equals a value in the body, which `what` describes."""
+    """Raise HeaderMismatch if the header is missing, or differs from `value` in the body.
+
+    `name` and `what` describe the header and the value in the error message.
+    """
     if header is None:
         raise HeaderMismatch(f"Header mismatch: {name} is missing; repeat {what} in it.")
     try:
@@ -320,9 +328,9 @@ def _check_repeated(name: str, header: str | None, value: object, what: str) -> 
 
 
 def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers to send with a call, one for each mirrored argument that is not null or missing.
+    """Return the HTTP headers to send with a call: one for each argument in `mirrors` that is present and not null.
 
-    An empty string becomes an empty header, which does not mean the same as a missing header.
+    An empty string becomes a header with an empty value.
 
     >>> mirror_values(find_mirrors({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}), {"n": 7})
     {'Mcp-Param-N': '7'}

@@ -17,12 +17,12 @@ _NOT_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2
 _IP_LITERAL = re.compile(r"\[[0-9A-Za-z:.\-_~!$&'()*+,;=]+\]")
 _MAX_CANDIDATES = 1000
 _MAX_COMPARED = 30
-_MAX_WORK = 20_000  # length of the name, times the total length of the names it is compared with
+_MAX_WORK = 20_000  # limit of: length of the name, times the total length of the names to which it is compared
 _MAX_NAME = 128
 
 
 def printable(text: str, instead: str = " ") -> str:
-    r"""Replace all control characters and line breaks of a text by `instead`, so that it is safe to log or print.
+    r"""Return a text in which `instead` replaces each control character and line break, so that it is safe to log.
 
     >>> printable("a\nb\x1b[2J", "?")
     'a?b?[2J'
@@ -31,7 +31,7 @@ def printable(text: str, instead: str = " ") -> str:
 
 
 def check_tool_name(name: str) -> None:
-    """Raise ValueError unless a name is a valid tool name.
+    """Raise ValueError if `name` is not a valid tool name.
 
     >>> check_tool_name("get weather")
     Traceback (most recent call last):
@@ -49,7 +49,9 @@ def check_tool_name(name: str) -> None:
 
 
 def check_meta_key(key: str) -> None:
-    """Raise ValueError unless `key` is a valid `_meta` key: an optional prefix, such as `com.example/`, and a name.
+    """Raise ValueError if `key` is not a valid `_meta` key.
+
+    A valid key is a name, which may have a prefix such as `com.example/`.
 
     >>> check_meta_key("com.example/trace-id")
     """
@@ -62,9 +64,9 @@ def check_meta_key(key: str) -> None:
 
 
 def is_reserved_meta_key(key: str) -> bool:
-    """Return whether a key of `_meta` is reserved for MCP.
+    """Return whether a `_meta` key is reserved for MCP.
 
-    The second label of the prefix of such a key is `mcp` or `modelcontextprotocol`.
+    A key is reserved if the second label of its prefix is `mcp` or `modelcontextprotocol`.
 
     >>> is_reserved_meta_key("dev.mcp/x"), is_reserved_meta_key("com.example.mcp/x")
     (True, False)
@@ -74,7 +76,9 @@ def is_reserved_meta_key(key: str) -> bool:
 
 
 def check_extension_id(id: str) -> None:
-    """Raise ValueError unless an id is a valid extension identifier: a `_meta` key with a prefix.
+    """Raise ValueError if `id` is not a valid extension identifier.
+
+    A valid identifier is a `_meta` key that has a prefix.
 
     >>> check_extension_id("com.example/search")
     """
@@ -85,7 +89,7 @@ def check_extension_id(id: str) -> None:
 
 
 def check_uri(uri: str, max_bytes: int = 8192) -> None:
-    """Raise ValueError unless a text is a URI with a scheme, as in RFC 3986, of at most `max_bytes`.
+    """Raise ValueError if `uri` is not a URI with a scheme (RFC 3986), or is longer than `max_bytes`.
 
     >>> check_uri("notes/1")
     Traceback (most recent call last):
@@ -144,7 +148,7 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def _is_as_long(name: str, candidate: str) -> bool:
-    """Return whether the lengths of two names permit a similarity of 60 %, below which `difflib` finds nothing."""
+    """Return whether the lengths of two names are close enough for a similarity of 60 %, which `difflib` requires."""
     both = len(name) + len(candidate)
     return len(candidate) <= _MAX_NAME and 2 * min(len(name), len(candidate)) >= 0.6 * both
 

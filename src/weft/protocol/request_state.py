@@ -4,7 +4,7 @@ When a handler asks a question, the request ends, and its result contains the qu
 sends the request again with the answer and the journal. The handler then runs again from the top, on any worker, and
 finds the earlier answers and once-results in the journal. An answer is found by the key *and* the digest of its
 question, so a changed question is asked again. A journal is not compressed: a client that chooses a part of the content
-could learn something about the rest from the compressed length.
+could learn about other parts from the compressed length.
 
 The client stores the state between rounds, but can neither read nor change it, nor use it for another request. The
 state is encrypted with AES-256-GCM. Its expiry, its principal and its request are authenticated with it. The error for
@@ -44,7 +44,7 @@ _NOTHING = Raw(b"null")
 
 
 def digest(method: str, params: Any) -> str:
-    """Return a digest of the method and params of a question. The order of keys makes no difference.
+    """Return a digest of the method and params of a question to the client. The order of keys does not matter.
 
     >>> digest("elicitation/create", {"a": 1, "b": 2}) == digest("elicitation/create", {"b": 2, "a": 1})
     True
@@ -54,9 +54,9 @@ def digest(method: str, params: Any) -> str:
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """An answer of the client, and the digest of its question."""
+    """An answer of the client, and the digest of the question that it answers."""
 
-    question: str
+    question: str  # digest of the question
     value: Raw
 
 
@@ -78,7 +78,9 @@ _write = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """The answers and once-results of one logical call so far.
+    """The client's answers and the results of `ctx.once` so far, for one logical call.
+
+    A logical call is one request together with its repetitions, in which the client sends its answers.
 
     >>> question = digest("roots/list", None)
     >>> journal = Journal.empty()
@@ -91,11 +93,11 @@ class Journal:
 
     answers: dict[str, RecordedAnswer]
     once: dict[str, Raw]  # results of `ctx.once`, by key
-    pending: dict[str, str]  # digests of the questions of the last round, by key
+    pending: dict[str, str]  # digests of the questions that the last round sent to the client, by key
     state: Raw | None  # the state that the handler gave with `InputRequired`, or None
-    by_hand: set[str] = field(default_factory=set[str])  # keys of questions of `InputRequired`, never asked again
+    by_hand: set[str] = field(default_factory=set[str])  # keys of questions from `InputRequired`
     id: str = ""  # id of the logical call; empty in the first round
-    before: dict[str, str] = field(default_factory=dict[str, str])  # questions of the last round without an answer
+    before: dict[str, str] = field(default_factory=dict[str, str])  # unanswered questions of the last round
 
     @classmethod
     def empty(cls) -> Journal:
@@ -119,7 +121,7 @@ class Journal:
     def encode_own(self) -> bytes:
         """Return the journal as bytes, without the content of the client's answers.
 
-        If a journal is too large, this shows whether the answers or the server's own data are the reason.
+        If a journal is too large, the length of these bytes shows whether the client's answers are the reason.
         """
         return self._encode({key: RecordedAnswer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
@@ -142,26 +144,26 @@ class Journal:
         self.pending = {}
 
     def answer(self, key: str, question: str) -> Raw | None:
-        """Return the recorded answer to the question with this key and digest, or None if there is none."""
+        """Return the recorded answer to the question that has this key and this digest, or None."""
         recorded = self.answers.get(key)
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """Return the keys of questions of earlier rounds that the handler should ask again in this round, but did not.
+        """Return the keys of earlier questions that the handler should have asked again in this round, but did not.
 
-        `asked` has the digests of this round's questions, by key. Questions from `InputRequired` are not returned,
-        because a handler does not ask them again.
+        `asked` has the digests of the questions of this round, by key. Questions from `InputRequired` are not in the
+        result, because a handler does not ask them again.
         """
         earlier = self.before | {key: answer.question for key, answer in self.answers.items()}
         return [key for key, question in earlier.items() if key not in self.by_hand and asked.get(key) != question]
 
 
 class Keys:
-    """Gives keys to the questions of one run of a handler. In the next run the same questions get the same keys.
+    """A generator of keys for the questions of one handler run. In the next run, the same questions get the same keys.
 
     If the handler gave a key, this key is used. Otherwise the key is made from the first ten characters of the
-    question's digest. It does not depend on the order of the questions, because questions asked at the same time can
-    come in any order. A repeated key gets a number.
+    question's digest. The key does not depend on the order of the questions, because questions that are asked at the
+    same time can come in any order. If a key is used again, a number is added to it.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")
@@ -175,7 +177,7 @@ class Keys:
         self._uses: Counter[str] = Counter()
 
     def name(self, explicit: str | None, question_digest: str) -> str:
-        """Return a key for the next question, unique in this run. `explicit` is the key that the handler gave."""
+        """Return a unique key for the next question. `explicit` is the key that the handler gave, or None."""
         base = explicit if explicit is not None else f"ask-{question_digest[:10]}"
         while True:
             self._uses[base] += 1
@@ -199,7 +201,7 @@ _REMEDY = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe
 
 
 class StateRefused(InvalidParams):
-    """A `requestState` is refused. The message is always the same, so that it tells a client nothing about why."""
+    """The error for a `requestState` that is refused. The message is always the same, and does not tell the reason."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -208,7 +210,7 @@ class StateRefused(InvalidParams):
 
 
 class KeyRing:
-    """The secrets that encrypt and decrypt state. The first secret encrypts; every secret can decrypt.
+    """The secrets that encrypt and decrypt `requestState`. Only the first one encrypts; all of them can decrypt.
 
     Workers with the same secrets can continue each other's calls. To rotate secrets, put the new secret first on all
     workers, and remove the old one when all states that it encrypted have expired. Nonces are random, so one secret is
@@ -257,10 +259,10 @@ class KeyRing:
         return [_derive(secret) for secret in self._secrets]
 
     def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
-        """Return `payload` as an encrypted token. `open` needs the same binding, and a time before `expires`.
+        """Encrypt `payload` and return the token.
 
-        `expires` is in Unix seconds. Raises UsageError if the token would be longer than `max_bytes`, because `open`
-        would refuse it.
+        `open` accepts the token only with the same binding, and before `expires` (in Unix seconds). Raises UsageError
+        if the token would be longer than `max_bytes`, because `open` would refuse such a token.
         """
         key_id, cipher = self._keys[0]
         nonce = os.urandom(12)
@@ -275,9 +277,10 @@ class KeyRing:
         return token
 
     def open(self, token: str, *, binding: bytes, now: int, max_bytes: int = _MAX_BYTES) -> bytes:
-        """Return the payload of a token. Raises StateRefused if the token was changed, is too long, or has expired.
+        """Decrypt a token and return its payload. `now` is in Unix seconds.
 
-        Raises StateRefused also if `seal` made the token with another binding, or with a secret not in this ring.
+        Raises StateRefused if the token was changed, is too long, or has expired. Also raises StateRefused if the token
+        was made with another binding, or with a secret that is not in this ring.
         """
         if len(token) > max_bytes:
             raise StateRefused
@@ -315,9 +318,10 @@ class KeyRing:
 
 
 def binding(principal: str | None, method: str, name: str, arguments: bytes | None, *, server: str = "") -> bytes:
-    """Return a digest of the principal (None: unknown), the request and the server, to which a state is bound.
+    """Return a digest of principal, request and server. Pass it as `binding` to `KeyRing.seal` and `KeyRing.open`.
 
-    If the arguments are the same JSON value, the digest is the same, even if their bytes differ.
+    `principal` is None if the caller is not authenticated. If the arguments of two requests are the same JSON value,
+    the digest is the same, even if their bytes differ.
 
     >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
     >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
@@ -356,7 +360,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """Return the bytes of a token. Raises StateRefused if it is too short, or not exactly what `_encode` returns."""
+    """Return the bytes of a token. Raises StateRefused if the token is too short, or `_encode` cannot have made it."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):

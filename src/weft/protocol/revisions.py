@@ -1,7 +1,7 @@
-"""Define the revisions of the protocol as values, with the methods of each.
+"""Define the revisions (dated versions) of the protocol, and the methods of each.
 
-Two peers agree on a `Revision`. A `Method` says how its requests are decoded. All other differences between revisions
-are in `weft.eras`.
+Client and server agree on a `Revision`. A `Method` says how the params of its requests are decoded. All other
+differences between revisions are in `weft.eras`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.types.lifecycle import InitializeParams, PaginatedParams, RequestParam
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """One version of the protocol."""
+    """One dated version of the protocol."""
 
     version: str
     methods: frozenset[str]  # methods of the requests that a client may send, without extensions
     batches: bool = False  # whether several messages may be sent in one array
-    polling: bool = False  # whether the server may close a stream early, for the client to resume
+    polling: bool = False  # whether the server may close a stream early; the client then resumes it
 
     def __str__(self) -> str:
         return self.version

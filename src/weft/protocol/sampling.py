@@ -1,6 +1,7 @@
-"""Check the messages of a conversation with a model that may use tools. Client and server use these functions.
+"""Check sampling requests and their answers: messages to and from a model that may use tools.
 
-Each function returns a sentence about the first error, or None if there is no error. The caller raises the exception.
+Client and server use these functions. Each function returns a sentence about the first error, or None if there is no
+error. The caller raises the exception.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BLOCKS = get_args(SamplingContent)
 
 
 def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
-    """Return what is wrong with a conversation, or None if nothing is wrong.
+    """Return a sentence about the first error in the messages of a sampling request, or None if they are valid.
 
     If a message uses tools, the next message must contain one result for each tool use, and nothing else.
     """
@@ -46,7 +47,7 @@ def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
 
 
 def fault_of_answer(asked: CreateMessageParams, answer: CreateMessageResult) -> str | None:
-    """Return what is wrong with the answer of a model, or None if nothing is wrong.
+    """Return a sentence about the first error in the answer of a model, or None if the answer is valid.
 
     An answer must have the role `assistant`, use only tools of the request, and contain no tool results.
     """

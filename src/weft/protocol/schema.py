@@ -1,4 +1,4 @@
-"""Compile JSON Schemas of users and peers, and check values against them.
+"""Compile JSON Schemas that come from users or peers, and check values against them.
 
 Supported dialects: 2020-12 (the default without `$schema`, and the recommended one), 2019-09, draft-07, draft-06 and
 draft-04. Nothing is fetched from the network: the target of a `$ref` must be in the schema itself.
@@ -8,7 +8,7 @@ a schema are limited, and its regular expressions run in linear time. An upper b
 computed from the schema, and multiplied by the number of values. This product is limited, because recursive references,
 or many options for many values, could otherwise take very long.
 
-Schemas that Weft makes from signatures are not checked in this way.
+Schemas that Weft makes from function signatures are not limited in this way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _REGEX_BYTES = 1 << 20
 # A unit of work is one part of the schema that checks one value. It takes the engine at most 0.1 µs.
 _MAX_WORK = 2_000_000
 _MAX_LISTED_WORK = 20_000  # lower, because listing the problems takes a hundred times as long
-_MAX_PARTS = 100_000  # parts of a schema, with references followed, that may be visited to compute the work
+_MAX_PARTS = 100_000  # how many parts of a schema may be visited to compute the work, with references
 _MAX_RESOURCES = 32  # parts of a schema that have an `$id`
 _SMALL = 500  # a schema with fewer parts is not measured, if no part checks all members of a value
 _NUMBER_WORK = 100  # work for a float, which the engine compares digit by digit
@@ -73,7 +73,7 @@ _LISTED = (
 
 
 class SchemaError(ValueError):
-    """A schema cannot be used. The message says why, and what to do."""
+    """The error for a schema that cannot be used. The message says why, and what to do."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Validator:
-    """A compiled schema. Make one with `compile_schema`."""
+    """A compiled schema, which can check values. `compile_schema` creates it."""
 
     __slots__ = ("_cost", "_engine")
 
@@ -99,7 +99,8 @@ class Validator:
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
         """Return why a value does not match the schema: at most `limit` problems, or an empty list if it matches.
 
-        The value must consist of plain JSON types. The messages never show the value.
+        The value must consist of JSON types (dict, list, str, int, float, bool, None). The messages never show the
+        value.
         """
         try:
             work = 0 if self._cost is None else self._cost.measure(value)
@@ -146,7 +147,7 @@ def compile_schema(schema: Mapping[str, Any]) -> Validator:
 
 
 def check_object_schema(schema: Mapping[str, Any]) -> None:
-    """Raise SchemaError unless the schema's root is of type "object", as a tool's inputSchema must be."""
+    """Raise SchemaError if the root of a tool's inputSchema does not have the type "object"."""
     if schema.get("type") != "object":
         raise SchemaError(
             'The root of an input schema must have "type": "object", because arguments come by name; '
@@ -155,7 +156,7 @@ def check_object_schema(schema: Mapping[str, Any]) -> None:
 
 
 def json_type(value: Any) -> str:
-    """Return the type of a JSON value in words.
+    """Return the type of a JSON value in words, such as "a string".
 
     >>> json_type("3"), json_type(None), json_type([])
     ('a string', 'null', 'an array')
@@ -176,9 +177,10 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the members of the union `schema`, or `schema` itself if it is not a union. Only for schemas of Weft.
+    """Yield the members of a union (`anyOf` or `oneOf`), or `schema` itself if it is not a union.
 
-    References are replaced by their targets in the `$defs` of `root`. Unions inside the union are resolved too.
+    References are replaced by their targets in the `$defs` of `root`. A union inside the union is replaced by its
+    members. This function is only for schemas that Weft has made.
 
     >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
     [{'type': 'null'}, {'type': 'string'}]
@@ -201,7 +203,7 @@ def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema in plain JSON types; raise SchemaError if it is too large or too deep."""
+    """Return a copy of a schema as a dict; raise SchemaError if it is not JSON, too large, or nested too deeply."""
     try:
         text = json.dumps(schema, allow_nan=False, default=_plain)
     except RecursionError:
@@ -228,7 +230,7 @@ def _plain(value: Any) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return how deep arrays and objects are nested."""
+    """Return how many levels of arrays and objects a JSON value has."""
     depth, level = 0, [value]
     while level := [node for node in level if isinstance(node, _CONTAINERS)]:
         depth += 1
@@ -290,11 +292,12 @@ def _shown(value: Any) -> str:
 
 
 class _Cost:
-    """Computes an upper bound of the engine's work for one value inside the JSON value that is checked.
+    """The upper bound of the work that the engine needs to check a value against a schema.
 
-    The bound depends on the schema, and on how deep the checked value is nested. If several parts of the schema check
-    the same value, their work is added up. The same is true for parts that check every member of an array or object,
-    such as `items`. Some parts check only one certain member, as in `properties`. Of these, only the member with the
+    The bound is the number of values inside the checked value, times the work for one of them. The work for one value
+    depends on the schema, and on how deep the checked value is nested. If several parts of the schema check the same
+    value, their work is added up. The work of parts that check every member of an array or object, such as `items`, is
+    added up too. Other parts check only one member, such as those in `properties`. Of these, only the member with the
     most work counts.
     """
 
@@ -319,14 +322,14 @@ class _Cost:
             raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
     def measure(self, value: Any) -> int:
-        """Return an upper bound of the work to check a value. A result above `_MAX_WORK` is too much work."""
+        """Return an upper bound of the work to check a value. Above `_MAX_WORK`, the value must not be checked."""
         self._left = _MAX_PARTS
         data = msgspec.json.encode(value)
         values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
         return values * self._cost_at(self.schema, _depth(value))
 
     def _cost_at(self, part: Any, depth: int) -> int:
-        """Return the work of the schema part `part` for one value, which contains `depth` nested levels."""
+        """Return the work to check one value with the schema part `part`. The value has `depth` nested levels."""
         self._left -= 1
         if self._left < 0:
             return _MAX_WORK + 1
@@ -346,9 +349,9 @@ class _Cost:
         return cost
 
     def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
-        """Return the work of `parts` for that member of an array or object which takes the most work.
+        """Return the work to check one member of an array or object with `parts`: that of the most expensive member.
 
-        `keywords` are the schema keywords whose subschemas check members. The member has `depth` nested levels.
+        `keywords` are the schema keywords whose subschemas check members. Each member has `depth` nested levels.
         """
         everywhere, by_place = 0, Counter[str | int]()
         for part in parts:
@@ -367,9 +370,9 @@ class _Cost:
         return everywhere + max(by_place.values(), default=0)
 
     def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return `first` and all parts that check the same value.
+        """Return the schema part `first`, and all other parts that check the same value as `first`.
 
-        If the engine evaluates a part several times, the list contains it several times.
+        If the engine evaluates a part several times, the list contains this part several times.
         """
         if (known := self._together.get(id(first))) is not None:
             self._left -= len(known)
@@ -395,9 +398,9 @@ class _Cost:
         return found
 
     def _resolve(self, reference: str) -> list[Any]:
-        """Return all parts of the schema that a reference may mean.
+        """Return all parts of the schema to which a reference may point.
 
-        There can be several, because the base URI of the reference is not known.
+        There can be several parts, because the base URI of the reference is not known.
         """
         fragment = unquote(reference.partition("#")[2])
         if not fragment:
@@ -419,14 +422,14 @@ def _find(node: Any, steps: list[str]) -> Any:
 
 
 def _own_work(part: dict[str, Any]) -> int:
-    """Return the work of a part without its subschemas. Options of an `enum` that are text cost nothing."""
+    """Return the work of a schema part without its subschemas. Strings in an `enum` are not counted."""
     listed = [part[keyword] for keyword in _LISTED if keyword in part]
     listed += [option for option in _members(part.get("enum")) if not isinstance(option, str)]
     return sum(_NUMBER_WORK if isinstance(node, float) else 1 for node in _walk(listed))
 
 
 def _is_small(schema: dict[str, Any]) -> bool:
-    """Return whether a schema is always cheap to check: it has few parts, and each checks only one value."""
+    """Return whether checks with a schema are always fast: it has few parts, and each part checks only one value."""
     nodes = [*islice(_walk(schema), _SMALL)]
     return len(nodes) < _SMALL and all(_MULTIPLYING.isdisjoint(node) for node in nodes if is_object(node))
 
@@ -441,7 +444,7 @@ def _follow(path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def _sentence(message: str, value: Any) -> str:
-    """Return the engine's message as a short sentence that names the type of the value."""
+    """Return the engine's error message as a short sentence. If it begins with "the value", the type is added."""
     text = printable(message[:300], "?").rstrip(".")
     if not text.startswith("the value"):
         return f"{text}."

@@ -1,4 +1,4 @@
-"""Encode server-sent events, and decode a stream of them step by step (text/event-stream in the HTML standard)."""
+"""Encode server-sent events, and decode an event stream chunk by chunk (text/event-stream in the HTML standard)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 COMMENT = b":\n\n"
-"""The shortest comment. It is sent to keep the connection alive; readers ignore it."""
+"""The shortest SSE comment. It is sent to keep a connection alive; clients ignore it."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MAX_RETRY_DIGITS = 15
@@ -16,8 +16,8 @@ _MAX_RETRY_DIGITS = 15
 class Event:
     """One decoded event.
 
-    `id` is the last event id of the stream so far: of this event, or else of an earlier event. `retry` is the
-    reconnection time in milliseconds, or None if this event has none.
+    `id` is the id of this event. If this event has no id, `id` is the last id that came before in the stream. `retry`
+    is the reconnection time in milliseconds, or None if this event has none.
     """
 
     data: str
@@ -27,7 +27,9 @@ class Event:
 
 
 def encode(data: bytes, *, event: str | None = None, id: str | None = None, retry: int | None = None) -> bytes:
-    r"""Return one encoded event. Raises ValueError if `event` or `id` has a line break, or `id` has a NUL.
+    r"""Return one encoded event.
+
+    Raises ValueError if `event` or `id` has a line break, if `id` has a NUL character, or if `retry` is negative.
 
     >>> encode(b'{"a":1}', id="7")
     b'id: 7\ndata: {"a":1}\n\n'
@@ -58,8 +60,8 @@ class Decoder:
     r"""An incremental decoder of an event stream.
 
     `last_event_id` is the id after which the stream can be resumed. `retry` is the reconnection time that the peer sent
-    last, in milliseconds. Both can change even if `feed` returns no event. `feed` raises ValueError if an event exceeds
-    `max_event_bytes`; the caller must then close the stream.
+    last, in milliseconds. Both values can change even if `feed` returns no event. `feed` raises ValueError if an event
+    exceeds `max_event_bytes`; the caller must then close the stream.
 
     >>> decoder = Decoder()
     >>> decoder.feed(b"data: on"), decoder.feed(b"e\n\n")
@@ -80,7 +82,7 @@ class Decoder:
         self._retry: int | None = None
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Decode a chunk and return the events that it completes."""
+        """Decode a chunk of bytes and return the events that are complete now."""
         if not chunk:
             return []
         if self._after_cr:

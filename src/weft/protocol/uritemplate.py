@@ -46,12 +46,12 @@ class _Operator(NamedTuple):
     """The rules for one operator: how it expands (RFC 6570, appendix A), and which characters it matches."""
 
     symbol: str
-    first: str
-    separator: str
-    named: bool
-    if_empty: str
-    reserved: bool
-    takes: str
+    first: str  # text before the first value
+    separator: str  # text between two values
+    named: bool  # whether the names of variables are written before their values
+    if_empty: str  # text after the name of a variable whose value is empty
+    reserved: bool  # whether reserved characters are not percent-encoded
+    takes: str  # characters that a value can have in a match
 
 
 # People write queries by hand, so all characters that a query can have are matched, not only those of an expansion.
@@ -90,20 +90,20 @@ class _Expression(msgspec.Struct, frozen=True):
 class _Taker(_Expression, frozen=True):
     """One expression, prepared for matching.
 
-    It matches one or more of `chars`. Before them it matches the character with which the expansion begins: `/` for
-    `{/var}`, none for `{var}` and `{+var}`.
+    The expression matches its first character (`/` for `{/var}`, none for `{var}` and `{+var}`), and then one or more
+    characters from `chars`.
     """
 
     chars: frozenset[str]
-    runs: Callable[[str], Iterable[re.Match[str]]]  # finds the longest runs of `chars` in a text
+    runs: Callable[[str], Iterable[re.Match[str]]]  # finds all longest sequences of `chars` in a text
 
 
 class UriTemplate:
     """A URI template.
 
-    Raises ValueError if `text` is not a template. Raises it also if `{var}` or `{+var}` directly follows another
-    expression, because a match cannot tell where that expression ends. Give `matching=False` to allow this in a
-    template that is only expanded.
+    Raises ValueError if `text` is not a template. Also raises ValueError if `{var}` or `{+var}` directly follows
+    another expression, because `match` could not find out where the other expression ends. Pass `matching=False` to
+    allow this in a template that is only expanded.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -131,7 +131,7 @@ class UriTemplate:
     def shape(self) -> str:
         """The template with numbers instead of variable names. Templates with the same shape match the same URIs.
 
-        Names that appear in URIs, as in `{?q}`, are kept.
+        Names that appear in URIs, as in `{?q}`, are not replaced.
 
         >>> UriTemplate("a://{x}/{y}{?q}").shape == UriTemplate("a://{k}/{v}{?q}").shape
         True
@@ -142,7 +142,7 @@ class UriTemplate:
 
     @property
     def lists(self) -> frozenset[str]:
-        """The names of the variables whose value after a match is a list: `{name*}`."""
+        """The names of the variables with `*`, as in `{name*}`. `match` returns their values as lists."""
         return frozenset(var.name for part in self._expressions for var in part.variables if var.explode)
 
     def expand(self, values: Mapping[str, object]) -> str:
@@ -156,7 +156,8 @@ class UriTemplate:
     def match(self, uri: str, *, safe: bool = True) -> dict[str, str | list[str]] | None:
         """Return the values of the variables in a URI, or None if the URI does not match.
 
-        With `safe`, a URI does not match if one of its values is not safe (`is_safe`).
+        If `safe` is True, a URI with a value that is not safe (see `is_safe`) does not match. Raises ValueError if the
+        template was created with `matching=False`.
         """
         if not self._matching:
             raise ValueError(f"{self!r} was made with matching=False; leave that out to match URIs.")
@@ -185,11 +186,11 @@ class UriTemplate:
         A program may decode the value again, so the value is percent-decoded repeatedly before the check. Look-alikes
         such as full-width dots are replaced. A value is not safe if it contains:
 
-        - a NUL, or a segment `..`, also if a `;` follows or invisible characters are in it
+        - a NUL character, or a path segment `..` (also with a `;` after it, or with invisible characters in it)
         - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
           invisible (except joiners, which are part of words)
         - for `{+var}`: an absolute path or a URL at its beginning, unless the template begins with an expression
-        - for other variables outside of query and fragment: a `/`, or nothing but a `.`
+        - for other variables outside of query and fragment: a `/`, or only a `.`
 
         If the template has no variable `name`, the result is True.
 
@@ -310,7 +311,7 @@ def _scalar(name: str, value: object) -> str:
 
 
 def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
-    """Return the literal at the beginning of a template, and the parts after it, prepared for matching.
+    """Return the literal text at the beginning of a template, and the later parts, prepared for matching.
 
     Raises ValueError if `{var}` or `{+var}` directly follows another expression.
     """
@@ -346,9 +347,9 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 def _outline(takers: list[str | _Taker]) -> str:
     """Return a regular expression, without backtracking, that quickly rejects most URIs that do not match a template.
 
-    It is used after the first literal of the template. It matches every URI of the template, but may match others too.
-    It is exact until an expression is optional, or until the next part may begin with a character that the expression
-    also matches. From there on, it only checks that the literals of the template occur in their order.
+    `takers` are the parts after the literal at the beginning. The regular expression matches every URI that matches the
+    template, but it may match other URIs too. It is exact up to the first part that is optional, or whose end is not
+    certain. From this part on, it only checks that the literals occur in the right order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -364,7 +365,7 @@ def _outline(takers: list[str | _Taker]) -> str:
 
 
 def _followers(takers: list[str | _Taker]) -> frozenset[str]:
-    """Return the characters that a match of these parts may begin with."""
+    """Return the characters with which a match of these parts may begin."""
     firsts: set[str] = set()
     for part in takers:
         if isinstance(part, str):
@@ -380,18 +381,18 @@ def _class(chars: Iterable[str]) -> str:
 
 
 class _Ends(NamedTuple):
-    """Where a part of a template can begin and end in a URI."""
+    """The positions where a part of a template can begin and end in a URI."""
 
-    ends: list[int]  # by position where it begins; -1 if it cannot begin there
-    begins: bytearray  # by position: 1 if it can begin there
+    ends: list[int]  # for each position: where the part ends if it begins here; -1 if it cannot begin here
+    begins: bytearray  # for each position: 1 if the part can begin here
 
 
 def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | None:
-    """Return the text that each expression matches in `uri`, or None if the URI does not match.
+    """Return each expression with the text that it matches in `uri`, or None if the URI does not match.
 
     Optional expressions that match nothing are left out.
     """
-    can_end = bytearray(len(uri) + 1)  # by position: 1 if the parts to the right can begin there
+    can_end = bytearray(len(uri) + 1)  # for each position: 1 if the parts to the right can begin here
     can_end[-1] = 1
     ends_by_part: list[list[int]] = []
     for part in reversed(takers):
@@ -409,9 +410,9 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """Return where a literal can begin and end in a URI, so that the parts to its right still match.
+    """Return where a literal can begin and end in a URI, so that the parts to the right of the literal still match.
 
-    `can_end` has a 1 at each position of the URI where the parts to its right can begin.
+    `can_end` has a 1 at each position of the URI where the parts to the right of the literal can begin.
     """
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
@@ -480,7 +481,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
 
 
 def _by_name(taker: _Taker, text: str) -> _Pairs | None:
-    """Read the text that a named expression has matched: for `{?a,b}`, `a=1&b=2` gives 1 to `a` and 2 to `b`.
+    """Assign the values in a matched text to variables by their names: `a=1&b=2` gives 1 to `a` and 2 to `b`.
 
     Returns None if the text has an unknown name, or repeats the name of a variable that has no `*`.
     """
@@ -515,7 +516,7 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _plain(value: str) -> str:
-    """Percent-decode a value until nothing is encoded, and replace look-alikes.
+    """Percent-decode a value until nothing is encoded, and replace look-alike characters.
 
     If the value is encoded too many times, return `..`, so that the value counts as unsafe.
     """
@@ -529,7 +530,7 @@ def _plain(value: str) -> str:
 def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:
     """Return the value of each variable, by name; None if a variable has two different values.
 
-    The result is None also if a value is longer than its prefix, such as 3 in `{var:3}`, allows.
+    Also returns None if a value is too long: for `{var:3}`, longer than three characters.
     """
     values: dict[str, str | list[str]] = {}
     for var, value in sorted(found, key=lambda pair: pair[0].prefix is not None):  # whole values first
