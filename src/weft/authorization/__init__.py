@@ -1,8 +1,8 @@
 """An authorization server for development and small deployments: people log in, consent, and clients get tokens.
 
 It implements OAuth 2.1 as MCP clients expect it: the code flow with PKCE, rotated refresh tokens, client metadata
-documents, dynamic registration, client credentials for programs, and assertions of trusted issuers. Its state is in a
-Backend. (Authlib is not used, because its servers need a web framework and a blocking store.)
+documents, dynamic registration, client credentials for programs, and assertions of trusted issuers. It stores its state
+in a Backend. (Authlib is not used, because its servers need a web framework and a blocking store.)
 
 >>> from weft.authorization import AuthorizationServer
 >>> authorization = AuthorizationServer(

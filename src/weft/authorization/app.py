@@ -51,12 +51,12 @@ class AuthorizationServer:
         issuer: The URL of this server, without a slash at the end. Serve the app at the root of its host; the endpoints
             are below the path of this URL.
         resources: The URLs of the MCP servers to issue tokens for, written as in their `ResourceServer`.
-        users: The users who can log in: a dictionary from names to passwords (or `hash_password(...)` of them), or an
+        users: The users who can log in: a dictionary from names to passwords or to results of `hash_password`, or an
             async function that takes a name and a password and returns the subject, or None. Without `users`, only
             programs and the users of trusted issuers get tokens.
         scopes: The scopes that can be granted. A client that requests no scopes gets all of them.
         clients: The configured clients, which can be applications of users or programs.
-        trusted_issuers: The identity providers whose users, and the platforms whose programs, get tokens.
+        trusted_issuers: Identity providers whose users get tokens, and platforms whose programs get tokens.
         registration: Whether clients may register themselves (RFC 7591). MCP has deprecated this, but some clients
             support nothing else.
         documents: Whether a client id may be the URL of a metadata document that describes the client (CIMD).
@@ -66,7 +66,7 @@ class AuthorizationServer:
         refresh_seconds: How long a refresh token is valid if it is not used.
         grace_seconds: How long a client may repeat a request with a refresh token. A repeated request gets the same
             response again, because the first response may have been lost. If the refresh token is used again after
-            this time, all tokens of the login end.
+            this time, all tokens of the login become invalid.
         dpop: How tokens are bound to a client's key (DPoP). A token is bound if the client sends a proof. With
             `Dpop(required=True)`, only bound tokens are issued.
     """
@@ -134,8 +134,8 @@ class AuthorizationServer:
     def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
         """Return a verifier of the tokens of this server, for a `ResourceServer` in the same process.
 
-        The verifier refuses the tokens of an ended login, also if the login was ended by another worker with the same
-        backend.
+        The verifier also refuses tokens whose login has ended, even if another worker with the same backend ended the
+        login.
         """
         return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
 
@@ -154,13 +154,13 @@ class AuthorizationServer:
 
     @property
     def _takes_id_jags(self) -> bool:
-        """Whether ID-JAGs are accepted: there is an identity provider, and a client that may send ID-JAGs."""
+        """Whether ID-JAGs (assertions of an identity provider about a user) are accepted from at least one client."""
         clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
         return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
 
     @property
     def _auth_methods(self) -> list[str]:
-        """The authentication methods of the configured clients, and of clients that can register or have a document."""
+        """All methods with which clients of this server can authenticate at its token endpoint."""
         known, others = self.clients.known, self.has_users and (self.registration or self._documents)
         secrets = self.registration or any(client.secret_digest is not None for client in known)
         return [
@@ -210,9 +210,10 @@ class AuthorizationServer:
         return self.scopes if client.scopes is None else client.scopes
 
     def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
-        """Return the scopes to grant: the scopes that the client may request, and that are in every text of `asked`.
+        """Return the scopes to grant: the scopes that the client may request and that every text in `asked` contains.
 
-        A text that is None or empty is ignored. Raises OAuthError if none of the client's scopes is left.
+        A text contains scopes separated by spaces. None and empty texts are ignored. Raises OAuthError if the client
+        may request scopes, but none of them can be granted.
         """
         granted = possible = self.possible_scopes(client)
         for text in asked:
@@ -225,7 +226,7 @@ class AuthorizationServer:
     def choose_resource(self, asked: str | None) -> str:
         """Return the resource for a token: the requested one (RFC 8707), or the only resource if none is requested.
 
-        Raises OAuthError if `asked` is unknown, or if it is None and there are several resources.
+        Raises OAuthError if `asked` is unknown, or if `asked` is None and there are several resources.
         """
         if asked is None and len(self.resources) == 1:
             return self.resources[0]
@@ -235,7 +236,7 @@ class AuthorizationServer:
         return found
 
     def find_resource(self, named: object) -> str | None:
-        """Return the resource with this URL, which may be spelled differently; None if there is no such resource."""
+        """Return the resource with the URL `named`, as `resources` spells it, or None if there is no such resource."""
         if not isinstance(named, str):
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
@@ -253,7 +254,7 @@ class AuthorizationServer:
             allowed_hosts: The accepted Host headers. Default: the issuer's host, and loopback addresses.
             trusted_proxies: Addresses or networks of reverse proxies. For their requests, limits are counted for the
                 client address that the proxy names in a header.
-            cors: The origins of web pages that may be clients. They can call all endpoints except the login page.
+            cors: The origins of web pages that may be clients. These pages can call all endpoints but the login page.
         """
         policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
         return _App(self, policy, Cors(policy) if cors else None, TrustedProxies(trusted_proxies, _SHARED))
@@ -262,9 +263,11 @@ class AuthorizationServer:
 def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
     """Raise UsageError if the configuration of a client does not agree with the configuration of the server.
 
-    A client may name only resources and scopes of the server. It may have a grant only if the server has the users or
-    trusted issuers for it: for JWT_BEARER, a platform that lists the client in `workloads`, or an identity provider if
-    the client is confidential. The id of a program must not be the name of a user: their tokens would look the same.
+    - A client may name only resources and scopes of the server.
+    - A client with the grant authorization_code needs users who can log in.
+    - A client with the grant JWT_BEARER needs a trusted issuer: a platform that lists the client in its `workloads`, or
+      an identity provider if the client is confidential. A client in `workloads` needs the grant JWT_BEARER.
+    - The id of a program must not be the name of a user, because their tokens would look the same.
     """
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
@@ -302,7 +305,7 @@ def _check_unique(option: str, names: list[str]) -> None:
 
 
 def _publish(document: object) -> dict[str, _Endpoint]:
-    """Return the endpoints of a public document, by HTTP method."""
+    """Return the endpoints that serve a public JSON document, by HTTP method."""
 
     async def answer(_: WebRequest) -> WebResponse:
         return json_answer(document)
@@ -354,7 +357,7 @@ class _App:
                 await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> WebResponse | None:
-        """Return the response to one request, or None if it has been sent already."""
+        """Return the response to one request, or None if it was a CORS preflight request, which is already answered."""
         try:
             headers = read(scope["headers"])
             host = headers.known.get(b"host")
@@ -382,9 +385,10 @@ class _App:
             return error_answer("server_error", text, 500)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
-        """Answer a CORS preflight request. Raises OAuthError if pages of this origin may not call the path.
+        """Answer a CORS preflight request. `verbs` are the HTTP methods that the path accepts.
 
-        Pages of other origins may never call the login page.
+        Raises OAuthError if web pages from the origin in the request may not call the path. The login page cannot be
+        called from any other origin.
         """
         origin = headers.known.get(b"origin")
         if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):

@@ -1,9 +1,9 @@
 """Find the clients of the authorization server: configured, described by a metadata document, or self-registered.
 
-Registration (RFC 7591) is open to everyone, so it is limited. Each address may register only a limited number of
-clients that are not used, which means that they were never given a token. If there are too many unused clients in
-total, the address with the most unused clients loses its oldest one. A client that was given a token is never deleted
-to make room.
+Everyone can register a client (RFC 7591), so the number of unused clients is limited. A client is unused until it gets
+its first token. Each address may register only some unused clients. If there are too many unused clients in total, the
+oldest unused client of the address with the most unused clients is deleted. A client that has been given a token is
+never deleted to make room.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # the grant type for
 
 _GRANTS = ("authorization_code", "refresh_token")  # the grant types that a client can register for
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-_DOCUMENT_SECONDS = 300.0  # how long a document is cached if its headers do not say
-_MOST_DOCUMENT_SECONDS = 86_400.0  # how long a document is cached at most
+_DOCUMENT_SECONDS = 300.0  # how long a metadata document is cached by default
+_MOST_DOCUMENT_SECONDS = 86_400.0  # how long a metadata document is cached at most
 _MOST_DOCUMENTS = 1000
 _FETCHED_AT_ONCE = 8
-_MOST_WAITING = 64  # requests that may wait for a document; anyone can name a slow one
+_MOST_WAITING = 64  # maximum number of requests that wait for a document, which may be on a slow server
 _MOST_URIS = 16
 _MOST_TEXT = 200
 UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
 KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
-MOST_UNUSED = 10_000  # number of registrations without a token, per process
-MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
+MOST_UNUSED = 10_000  # maximum number of registrations without a token, per process
+MOST_PER_ADDRESS = 100  # maximum number of registrations without a token, per address and hour
 _HOUR = 3600.0
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client of the authorization server.
 
-    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are the scopes that it
-    may request (default: all scopes of the server). A program that acts for itself, not for a user, has the grant type
-    `CLIENT_CREDENTIALS`:
+    A client without a secret or a key is a public client, which is protected only by PKCE. `scopes` are the scopes that
+    the client may request (default: all scopes of the server). A program that acts for itself, not for a user, has the
+    grant type `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
 
-    A resource server that only introspects the tokens it receives has no grant types:
+    A resource server that only introspects tokens has no grant types:
 
     >>> url = "https://mcp.example.com/mcp"
     >>> server = RegisteredClient(client_id="notes", grant_types=(), introspects=(url,)).with_secret("…")
@@ -109,7 +109,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
                 "http://127.0.0.1/callback.": unsafe,
                 "acts for itself or introspects tokens, so it must authenticate: add .with_secret(...) or "
                 ".with_keys(...).": (is_program or self.introspects) and not self.is_confidential,
-                # An action of a program must never be taken for one of a user.
+                # An action of a program must never be taken for an action of a user.
                 "acts for itself and for users; give the program a separate client id.": is_program and len(grants) > 1,
             },
         )
@@ -126,14 +126,14 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def refuse_client(client_id: str, faults: Mapping[str, object]) -> None:
-    """Raise UsageError with the first text in `faults` whose value is true."""
+    """Raise UsageError with the first text in `faults` whose value is true; do nothing if all values are false."""
     for text, is_wrong in faults.items():
         if is_wrong:
             raise UsageError(f"The client {client_id!r} {text}")
 
 
 def _same_but_port(registered: str, given: str) -> bool:
-    """Return whether both are http loopback URIs, equal except for the port, which a native app chooses (RFC 8252)."""
+    """Return whether two redirect URIs are http loopback URIs that differ at most in the port (RFC 8252)."""
     if not is_safe_url(given):
         return False
     one, other = urlsplit(registered), urlsplit(given)
@@ -142,10 +142,10 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached.
+    """All clients of the server: configured, self-registered, or described by a metadata document.
 
-    Registered clients that were never given a token have their own key prefix in the store, so that deleting one to
-    make room cannot delete a client in use.
+    Self-registered clients are in the store. Clients without a token have a separate key prefix there, so that deleting
+    an unused client to make room cannot delete a client in use. Metadata documents are fetched, and cached.
     """
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
@@ -154,7 +154,7 @@ class Clients:
         self.known = tuple(known)
         self._by_id = {client.client_id: client for client in known}
         self._reads_documents = documents
-        self._local = local  # whether the server runs on loopback; then documents may be there, too
+        self._local = local  # whether the server is on loopback; then metadata documents may be on loopback too
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
@@ -163,7 +163,7 @@ class Clients:
         self._unused: dict[str, tuple[str, float]] = {}
 
     def is_known(self, client: RegisteredClient) -> bool:
-        """Return whether a client is configured here. All other clients have described themselves."""
+        """Return whether a client is one of the configured clients of this server."""
         return client.client_id in self._by_id
 
     async def find(self, client_id: str) -> RegisteredClient | None:
@@ -191,7 +191,7 @@ class Clients:
             self._unused.pop(key, None)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
-        """Return the client that a metadata document describes, or None if the document cannot be used."""
+        """Return the client that the metadata document at `url` describes, or None if the document cannot be used."""
         kept = self._documents.get(url)
         if kept is not None and kept[1] > time.monotonic():
             return kept[0]
@@ -212,9 +212,10 @@ class Clients:
         return client
 
     async def _fetch(self, url: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Fetch a document, and return it with the headers of the response. Few fetches run at the same time.
+        """Fetch a JSON document; return the document and the headers of the response.
 
-        Raises OAuthError if too many fetches wait already, and FetchFailed if there is no JSON object.
+        Only a few fetches run at the same time. Raises OAuthError if too many fetches wait already, and FetchFailed if
+        the document cannot be fetched or is not a JSON object.
         """
         if self._waiting >= _MOST_WAITING:
             text = "Too many clients are being looked up. Try again soon."
@@ -227,7 +228,7 @@ class Clients:
             self._waiting -= 1
 
     def _keep_document(self, url: str, client: RegisteredClient, headers: Mapping[str, str]) -> None:
-        """Cache the client of a metadata document, as long as the headers of the response allow."""
+        """Cache the client of a metadata document, for as long as the headers of the response allow."""
         self._documents.pop(url, None)
         seconds = fresh_seconds(headers, default=_DOCUMENT_SECONDS, most=_MOST_DOCUMENT_SECONDS)
         if seconds <= 0:
@@ -239,7 +240,7 @@ class Clients:
     async def register(self, metadata: Mapping[str, Any], address: str = "") -> dict[str, Any]:
         """Register a client (RFC 7591), and return the response. `address` is the address that sent the request.
 
-        Raises OAuthError if the metadata is not acceptable, or if the address has too many unused clients.
+        Raises OAuthError if the metadata is not acceptable, or if the address has registered too many unused clients.
         """
         method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
         if method not in _METHODS:
@@ -266,10 +267,10 @@ class Clients:
         return response
 
     async def _add(self, client: RegisteredClient, address: str) -> None:
-        """Store a new client; raise OAuthError if `address` has registered too many clients that are not used."""
+        """Store a new client; raise OAuthError if `address` has registered too many unused clients."""
         now, key = time.monotonic(), digest(client.client_id)
         for old in [old for old, (_, when) in self._unused.items() if when <= now - UNUSED_SECONDS]:
-            del self._unused[old]  # it has expired in the store
+            del self._unused[old]  # this registration has expired in the store
         recent = [when for place, when in self._unused.values() if place == address and when > now - _HOUR]
         if len(recent) >= MOST_PER_ADDRESS:
             wait = b"%d" % max(1, int(recent[0] + _HOUR - now))
@@ -289,7 +290,7 @@ class Clients:
 
 
 class _Description(msgspec.Struct):
-    """The facts that a client states about itself, except its redirect URIs."""
+    """The metadata that a client gives about itself, without its redirect URIs."""
 
     client_name: str = ""
     grant_types: tuple[str, ...] = ("authorization_code",)

@@ -1,8 +1,8 @@
 """Serve the endpoints of the authorization server: authorization (with its login page), token and introspection.
 
 The login page contains the authorization request, encrypted and bound to a cookie of the browser. So another site
-cannot make the browser consent. The page cannot be shown in a frame. Only an authenticated client may ask about
-tokens, and only about tokens for its own resources.
+cannot make the browser consent. The page cannot be shown in a frame. Only an authenticated client may introspect
+tokens, and only tokens for its own resources.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class AuthorizeEndpoint:
         self._cookie = "__Host-weft-consent" if self._is_secure else "weft-consent"
 
     async def ask(self, request: WebRequest) -> WebResponse:
-        """Return the login page, or report an error to the client with a redirect.
+        """Answer an authorization request with the login page, or report an error to the client.
 
-        Redirects go only to registered redirect URIs. If the client or the URI is unknown, an error page is returned.
+        Errors are sent only to a registered redirect URI. If the client or the URI is unknown, return an error page.
         """
         if not self._server.has_users:
             return error_page("Users cannot log in here: this authorization server is for programs only.", 403)
@@ -108,8 +108,8 @@ class AuthorizeEndpoint:
     async def decide(self, request: WebRequest) -> WebResponse:
         """Handle the submitted login page: check the password, and redirect to the client with a code or an error.
 
-        The form is accepted only from the login page, in the browser that opened this page. If the password is wrong,
-        the page is shown again.
+        The form is accepted only from the login page, in the browser that opened the page. If the password is wrong,
+        return the login page again.
         """
         origin = request.headers.get(b"origin")
         if origin is not None and origin.lower() != self._origin:
@@ -138,10 +138,10 @@ class AuthorizeEndpoint:
         return redirect(self._way_back(uri, state, code=await self._server.grants.begin(pending, subject)))
 
     def _send_back_error(self, client: RegisteredClient, uri: str, state: str | None, error: OAuthError) -> WebResponse:
-        """Report an error in an authorization request to the client, before the user has logged in.
+        """Report an error in an authorization request to the client: with a redirect, or with a link for the user.
 
-        A configured client, or a client on the user's own machine, gets a redirect. For any other client the user has
-        to click on a link: otherwise clients that describe themselves could misuse this server as an open redirector.
+        A configured client, or a client on the user's own machine, gets a redirect. For any other client, the user has
+        to click on a link. Otherwise anyone could register a client, and misuse this server as an open redirector.
         """
         place = self._way_back(uri, state, error=error.error, error_description=str(error))
         if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
@@ -194,7 +194,7 @@ def consent_page(pending: Pending, sealed: str, path: str, note: str | None = No
 
 
 def error_page(text: str, status: int = 400, *, way_back: str | None = None) -> WebResponse:
-    """Return an error page for the user, with a link to the client if `way_back` is given."""
+    """Return an error page for the user. If `way_back` is given, the page has a link to this URL of the client."""
     body = f"<h1>This is not possible</h1><p>{escape(text)}</p>"
     if way_back is not None:
         body += (
@@ -211,7 +211,7 @@ def _page(status: int, title: str, body: str, form_action: str, reason: str) -> 
     )
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; "
-        f"form-action {form_action}"  # browsers check the redirect after the form against it, too
+        f"form-action {form_action}"  # browsers check the redirect after the form against this list too
     )
     headers = [
         (b"content-type", b"text/html; charset=utf-8"),
@@ -232,7 +232,7 @@ def _not_authenticated(text: str, *, challenged: bool = False) -> OAuthError:
 
 
 def _read_basic(value: str | None) -> tuple[str, str] | None:
-    """Return the client id and the secret in an Authorization header (RFC 6749, 2.3.1); None if it is not Basic.
+    """Return the client id and the secret in a Basic Authorization header (RFC 6749, 2.3.1); None for other schemes.
 
     Raises OAuthError if the header cannot be read.
     """
@@ -307,7 +307,7 @@ class TokenEndpoint:
         return json_answer(answer, headers=[(b"pragma", b"no-cache")])
 
     async def _find_client(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
-        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
+        """Return the client that sent a request; raise OAuthError if the client is unknown or not authenticated."""
         client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
         basic = _read_basic(request.headers.get(b"authorization"))
         if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
@@ -343,7 +343,7 @@ class TokenEndpoint:
         return client
 
     def _read_proof(self, request: WebRequest, client: RegisteredClient) -> Proof | None:
-        """Return the DPoP proof of a request, or None if the request has none and needs none.
+        """Return the DPoP proof of a request, or None if there is no proof and none is required.
 
         Raises ProofRefused if the proof is required but missing, or is not valid.
         """
@@ -355,8 +355,9 @@ class TokenEndpoint:
     async def _use_proof(self, form: _TokenForm) -> None:
         """Mark the DPoP proof of a request as used; raise ProofRefused if it was used before.
 
-        Call this after all other checks, so that requests that get no token cannot fill the store with used proofs.
-        Call it before the code or refresh token is used up: if the proof is refused, the client can try again.
+        Call this method after all other checks, so that requests that get no token cannot fill the store with used
+        proofs. Call this method before a code or a refresh token is redeemed, so that the client can try again if the
+        proof is refused.
         """
         if form.proof is not None:
             await self._proofs.use(form.proof)
@@ -381,7 +382,7 @@ class TokenEndpoint:
     async def _redeem_refresh(self, form: _TokenForm) -> TokenAnswer:
         """Issue tokens for a refresh token.
 
-        The refresh token is used up only after all checks, so that a client whose request was refused can try again.
+        The refresh token is redeemed only after all checks, so that a client whose request was refused can try again.
         """
         token, grants = need(form.fields, "refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
@@ -390,7 +391,7 @@ class TokenEndpoint:
             raise OAuthError("invalid_grant", "The refresh token was issued to another client.")
         if grant.jkt and form.proof is None:
             raise ProofRefused("The refresh token is bound to a key: send a proof of it in the DPoP header.")
-        if grant.jkt and grant.jkt != form.key:  # the family is not ended: without the key the token is useless
+        if grant.jkt and grant.jkt != form.key:  # the login is not ended: without the key the token is useless
             raise OAuthError("invalid_grant", "The refresh token is bound to another key.")
         scopes = self._narrow_scopes(form, grant)
         said = [form.key, form.fields.get("scope"), form.fields.get("resource")]
@@ -399,7 +400,7 @@ class TokenEndpoint:
         return await grants.redeem_refresh(token, asked, lambda: self._issue(form, grant, scopes))
 
     async def _redeem_assertion(self, form: _TokenForm) -> TokenAnswer:
-        """Issue a token for an assertion: by a platform about the client, or by an identity provider about a user."""
+        """Issue a token for an assertion: of a platform about the client, or of an identity provider about a user."""
         assertion = need(form.fields, "assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
         if issuer is None:
@@ -415,10 +416,10 @@ class TokenEndpoint:
         return await self._grant_client(form)
 
     async def _grant_user(self, form: _TokenForm, issuer: TrustedIssuer, claims: Mapping[str, Any]) -> TokenAnswer:
-        """Issue a token for an ID-JAG.
+        """Issue a token for the user in an ID-JAG, which is an assertion of an identity provider about a user.
 
-        The ID-JAG is used up after all checks. The user is looked up after that, because the lookup may be slow and
-        should not be repeated for the same ID-JAG.
+        The ID-JAG is marked as used after all checks. The user is looked up after that, because the lookup may be slow
+        and should not be repeated for the same ID-JAG.
         """
         resource, scopes = self._check_id_jag(form, claims)
         await self._use_proof(form)
@@ -433,8 +434,8 @@ class TokenEndpoint:
         """Check an ID-JAG against the request, and return the resource and the scopes to grant.
 
         Raises TokenRefused (sent as `invalid_grant`) if the ID-JAG itself is wrong. Raises OAuthError if the client is
-        not confidential, if the resource is unknown or differs from the one in the request, or if no scope can be
-        granted.
+        not confidential, if the resource is unknown or differs from the resource in the request, or if no scope can
+        be granted.
         """
         client = form.client
         if not client.is_confidential:
@@ -454,7 +455,7 @@ class TokenEndpoint:
         return resource, self._server.choose_scopes(client, claims.get("scope"), form.fields.get("scope"))
 
     async def _grant_client(self, form: _TokenForm) -> TokenAnswer:
-        """Issue a token to a client that acts for itself."""
+        """Issue a token to a client that acts for itself, not for a user."""
         id = form.client.client_id
         scopes = self._server.choose_scopes(form.client, form.fields.get("scope"))
         resource = self._server.choose_resource(form.fields.get("resource"))
@@ -478,7 +479,7 @@ class TokenEndpoint:
         return answer
 
     def _narrow_scopes(self, form: _TokenForm, grant: IssuedGrant) -> tuple[str, ...]:
-        """Return the scopes for a new token: those that the request names, or all scopes of the grant if it names none.
+        """Return the scopes for a new token: the scopes in the request, or by default all scopes of the grant.
 
         The configuration may have changed since the grant was given, so scopes that no longer exist are left out.
         Raises OAuthError if the request names another resource or a scope that was not granted, or if the granted
@@ -496,9 +497,9 @@ class TokenEndpoint:
         return asked or left
 
     async def introspect(self, request: WebRequest) -> WebResponse:
-        """Return whether the token in the request is valid, and its claims.
+        """Answer an introspection request: whether the token in the request is valid, and the claims of a valid token.
 
-        Raises OAuthError if the client may not ask about tokens.
+        Raises OAuthError if the client may not introspect tokens.
         """
         fields = await request.form()
         client = await self._find_client(request, fields)

@@ -1,12 +1,12 @@
 """Issue and redeem codes and refresh tokens, and sign access tokens.
 
-- While a user has not decided, the authorization request is stored, encrypted, in the login page. So requests cannot
-  fill the store, and only the browser that opened the page can decide.
-- All codes and tokens of one login are a family. A code or refresh token can be used once. If it is used again, it may
-  have been stolen, and the whole family ends, with its access tokens.
+- Until the user allows or denies an authorization request, the request is stored, encrypted, in the login page. So
+  requests cannot fill the store, and only the browser that opened the page can send the form.
+- All codes and tokens of one login are a token family. A code or refresh token can be used once. If it is used again,
+  it may have been stolen. Then the whole token family is ended: all its codes and tokens become invalid.
 - Within a grace period of some seconds, the same request with a used refresh token gets the same response again,
   because the first response may have been lost.
-- Only digests of codes and tokens are stored. Somebody who can read the store cannot use them.
+- Only digests of codes and tokens are stored. Somebody who can read the store cannot use the codes and tokens.
 - Access tokens are JWTs (RFC 9068), valid for one resource and some minutes. They contain the id of their family.
 """
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 CODE_SECONDS = 60.0  # lifetime of a code
-_WAIT_SECONDS = 600.0  # how long a user may take to decide
-_SEAL_SECONDS = 3600  # how long a sealed response can be opened; longer than any grace period
+_WAIT_SECONDS = 600.0  # how long a user may take to allow or deny a request
+_SEAL_SECONDS = 3600  # how long an encrypted response can be decrypted; longer than any grace period
 _SEAL_BYTES = 64 * 1024
 
 TokenAnswer: TypeAlias = dict[str, object]
 
 
 class _Rights(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights of a client, which a user is asked for or has granted, or which a program has."""
+    """The fields that a pending request and an issued grant have in common."""
 
     client_id: str
     scopes: tuple[str, ...]
@@ -53,7 +53,7 @@ class _Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending(_Rights, frozen=True, kw_only=True):
-    """An authorization request that the user has not decided yet."""
+    """An authorization request that the user has not allowed or denied yet."""
 
     client_name: str
     state: str | None
@@ -63,21 +63,21 @@ class IssuedGrant(_Rights, frozen=True, kw_only=True):
     """The rights that a user has granted to a client, or the rights of a program."""
 
     subject: str
-    family: str = ""  # identifies the login of the user; empty if there was no login
+    family: str = ""  # id of the token family, which is one login of the user; empty if there was no login
 
 
 class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record of a code or a refresh token in the store."""
 
     grant: IssuedGrant
-    used_at: float = 0.0  # when it was used, in Unix seconds; 0 if it was not used yet
-    asked: str = ""  # digest of the request that used it
-    answer: str = ""  # the response to that request, encrypted with the token itself
+    used_at: float = 0.0  # when the code or token was used, in Unix seconds; 0 if it was not used yet
+    asked: str = ""  # digest of the request that used the token
+    answer: str = ""  # the response to that request, encrypted; the key is the refresh token
 
 
 @dataclass(slots=True)
 class Grants:
-    """Issues and redeems codes and refresh tokens, which are kept in a store."""
+    """Issues and redeems codes and refresh tokens, and keeps their records in a store."""
 
     store: Store
     ring: KeyRing  # encrypts the requests in login pages
@@ -87,12 +87,12 @@ class Grants:
     access_seconds: float
 
     def seal(self, pending: Pending, browser: str) -> str:
-        """Encrypt a pending request. Only the browser with the cookie value `browser` can send it back."""
+        """Encrypt a pending request for the login page, and bind it to `browser`, the value of the browser's cookie."""
         expires = int(time.time() + _WAIT_SECONDS)
         return self.ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
 
     def open(self, sealed: str, browser: str) -> Pending | None:
-        """Decrypt the pending request in a login page; None if it is bound to another browser or too old."""
+        """Decrypt and return the pending request of a login page; None if it is too old or bound to another browser."""
         try:
             payload = self.ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
         except StateRefused:
@@ -100,26 +100,29 @@ class Grants:
         return msgspec.json.decode(payload, type=Pending)
 
     async def decide(self, sealed: str) -> bool:
-        """Record that the user has allowed a request; return False if the user had allowed it before."""
+        """Record that the user has allowed the request in `sealed`; return False if this was recorded before."""
         return await self.store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
 
     async def begin(self, pending: Pending, subject: str) -> str:
-        """Start a family for a request that the user `subject` has allowed, and return the authorization code."""
+        """Start a token family for a request that the user `subject` has allowed, and return the authorization code.
+
+        A token family contains all codes and tokens of one login.
+        """
         family = secrets.token_urlsafe(16)
         await self.store.put(f"family:{family}", b"1", ttl=self.refresh_seconds)
         rights: dict[str, Any] = {name: getattr(pending, name) for name in _Rights.__struct_fields__}
         return await self._issue("code", IssuedGrant(**rights, subject=subject, family=family), CODE_SECONDS)
 
     async def read_code(self, code: str) -> IssuedGrant:
-        """Return the grant of a code without using the code up. Raises OAuthError if the code is not valid."""
+        """Return the grant of a code without redeeming the code. Raises OAuthError if the code is not valid."""
         return (await self._find("code", code))[2].grant
 
     async def redeem_code(self, code: str) -> IssuedGrant:
-        """Use a code up, and return its grant. Raises OAuthError if the code is not valid."""
+        """Redeem a code (it cannot be used again), and return its grant. Raises OAuthError if the code is not valid."""
         key, record, kept = await self._find("code", code)
         used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
         if not await self.store.swap(key, record, used, ttl=self.refresh_seconds):
-            await self.end(kept.grant.family)  # another request has used it in the meantime
+            await self.end(kept.grant.family)  # another request has used the code in the meantime
         await self._check_family("code", kept.grant)  # the family may have ended in the meantime
         return kept.grant
 
@@ -128,20 +131,21 @@ class Grants:
         return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self.refresh_seconds)
 
     async def read_refresh(self, token: str) -> IssuedGrant:
-        """Return the grant of a refresh token without using the token up. The token may have been used before.
+        """Return the grant of a refresh token without redeeming the token. The token may have been used before.
 
-        Raises OAuthError if the token is unknown or expired, or if its family has ended.
+        Raises OAuthError if the token is unknown or expired, or if its token family has ended.
         """
         return (await self._find("refresh", token))[2].grant
 
     async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[TokenAnswer]]) -> TokenAnswer:
-        """Use a refresh token up, and return the response that `make` returns.
+        """Redeem a refresh token, and return the response that `make` creates.
 
         `asked` is a digest of the request. If the same request is repeated within the grace period, it gets the same
-        response. One step marks the token as used and stores the response, so this is true for parallel requests too.
+        response. One atomic step marks the token as used and stores the response. So identical requests in parallel
+        also get the same response.
 
         Raises OAuthError if the token is not valid, or if a different request has used it. If the token is used again
-        after the grace period, OAuthError is raised, and its family is ended.
+        after the grace period, its token family is ended, and OAuthError is raised.
         """
         key, record, kept = await self._find("refresh", token)
         if not kept.used_at:
@@ -162,13 +166,16 @@ class Grants:
         return told
 
     async def end(self, family: str) -> None:
-        """End a family: its codes, refresh tokens and access tokens become invalid."""
+        """End a token family: all codes, refresh tokens and access tokens of one login become invalid."""
         # After this time, all access tokens of the family have expired.
         await self.store.put(f"ended:{family}", b"1", ttl=self.access_seconds + 2 * LEEWAY)
         await self.store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Return True if a family has ended, as long as one of its access tokens may not have expired yet."""
+        """Return whether a token family has ended.
+
+        The record of the end is deleted when all access tokens of the family have expired. Then the result is False.
+        """
         return await self.store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
@@ -177,7 +184,7 @@ class Grants:
         return secret
 
     async def _forget(self, answer: TokenAnswer) -> None:
-        """Delete the new refresh token in `answer`, a response that is not sent."""
+        """Delete the new refresh token in `answer`, because this response will not be sent."""
         token = answer.get("refresh_token")
         if isinstance(token, str):
             await self.store.delete(f"refresh:{digest(token)}")
@@ -185,8 +192,8 @@ class Grants:
     async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _StoredGrant]:
         """Return the store key, the record and the decoded record of a code or a refresh token.
 
-        Raises OAuthError if there is no such record, or if its family has ended. A code that was used before ends its
-        family.
+        Raises OAuthError if there is no record, or if its token family has ended. If a code was used before, its token
+        family is ended.
         """
         key = f"{kind}:{digest(secret)}"
         record = await self.store.get(key)
@@ -204,7 +211,7 @@ class Grants:
 
 
 def _seal(token: str, asked: str, answer: TokenAnswer) -> str:
-    """Encrypt the response to a refresh request. The key is the used refresh token, which is not in the store."""
+    """Encrypt the response to a refresh request. The key is the refresh token `token`, which is not in the store."""
     expires = int(time.time()) + _SEAL_SECONDS
     return KeyRing([token]).seal(
         msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES
@@ -223,11 +230,11 @@ def _refusal(kind: str) -> OAuthError:
     return OAuthError("invalid_grant", f"The {kind} is not valid, or is no longer valid.")
 
 
-_GRANT_ID = "grant_id"  # the claim that has the family of a token
+_GRANT_ID = "grant_id"  # the claim that contains the id of the token family
 
 
 class Signer:
-    """Signs tokens with ES256."""
+    """Signs access tokens with ES256. `jwks` has the public key for verifiers."""
 
     def __init__(self, pem: str | None) -> None:
         from jwt.algorithms import ECAlgorithm
@@ -263,21 +270,21 @@ class Signer:
 
 
 class IssuedTokens(JwtVerifier):
-    """Verifies tokens of an authorization server in the same process, and refuses tokens of an ended family."""
+    """Verifies tokens of an authorization server in the same process, and refuses tokens whose login has ended."""
 
     def __init__(self, signer: Signer, grants: Grants, issuer: str, leeway: float = LEEWAY) -> None:
         super().__init__(keys=signer.jwks, issuer=issuer, algorithms=["ES256"], leeway=leeway)
         self._grants = grants
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the facts about a token; raise TokenRefused if it is not valid or its family has ended."""
+        """Verify a token, and return its claims; raise TokenRefused if it is not valid or its login has ended."""
         info = await super().__call__(token)
         if info is not None:
             await self.recheck(info)
         return info
 
     async def recheck(self, info: TokenInfo) -> None:
-        """Raise TokenRefused if the family of a token has ended."""
+        """Raise TokenRefused if the login that a token belongs to has ended."""
         family = info.claims.get(_GRANT_ID)
         if isinstance(family, str) and await self._grants.has_ended(family):
             raise TokenRefused("The login that the token belongs to has ended; log in again.")

@@ -3,8 +3,8 @@
 An assertion is a JWT made for this authorization server:
 
     client assertion   a client authenticates with its key (`private_key_jwt`, RFC 7523)
-    ID-JAG             a company's identity provider names the user of a client
-    workload token     the platform that a program runs on names the program
+    ID-JAG             a company's identity provider states which user a client acts for
+    workload token     the platform that a program runs on states which program it is
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_a
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, is_async
 from weft.server.diagnostics import MOST_FRAMES, record, user_frames
 
-_seldom = Seldom(logging.getLogger("weft.auth"))  # limits log lines that anyone can cause with a login
+_seldom = Seldom(logging.getLogger("weft.auth"))  # limits the log lines that anyone can cause by a login
 
-Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # takes name and password, returns the subject of tokens
+Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # takes name and password, returns the subject or None
 
 _PREFIX = "scrypt$"
 _COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
 _NO_PASSWORD = bytes(16), bytes(32)  # salt and hash for an unknown name; no password has this hash
 _MOST = 1024  # longest name or password, in characters
-MOST_TRIES = 10  # wrong passwords for one name from one address within a minute
+MOST_TRIES = 10  # maximum number of wrong passwords for one name from one address within a minute
 _TRIES_SECONDS = 60.0
-_FREE_TRIES = 10  # tries for one name from all addresses within a minute, before they are slowed down
-_SLOW_SECONDS = 2.0  # time between two tries that are slowed down
+_FREE_TRIES = 10  # tries for one name from all addresses within a minute, before further tries have to wait
+_SLOW_SECONDS = 2.0  # time between two tries that have to wait
 _MOST_SLOW_SECONDS = 10.0  # a try that would have to wait longer is refused
-_FAMILIAR_SECONDS = 30 * 86_400.0  # how long a name is not slowed down at an address where it has logged in
+_FAMILIAR_SECONDS = 30 * 86_400.0  # for this time after a login, the same name and address need not wait
 _AT_ONCE = 4  # passwords checked at the same time, because each check needs much CPU time and memory
 _MOST_WAITING = 64
 _MOST_WAITING_PER_ADDRESS = 16
@@ -55,7 +55,7 @@ _TOO_MANY_OF_NAME = "There are too many login attempts for this name. Wait a few
 
 
 class TooManyTries(WeftError):
-    """There were too many wrong passwords, or there are too many logins at the same time."""
+    """The error that is raised after too many wrong passwords, or for too many logins at the same time."""
 
 
 def hash_password(password: str) -> str:
@@ -69,7 +69,7 @@ def hash_password(password: str) -> str:
 
 
 def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
-    """Return the salt and the hash of a password. `word` is plain text, or the result of `hash_password`."""
+    """Return the salt and the hash of a user's password. `word` is the password, or the result of `hash_password`."""
     if not word.startswith(_PREFIX):
         salt = os.urandom(16)
         return salt, _derive(word, salt)
@@ -90,8 +90,8 @@ def _derive(password: str, salt: bytes) -> bytes:
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
     """Call a function of the program, and return the subject that it returns; None if the result is not text.
 
-    `what` says in messages what the function does. If the function raises an exception, OAuthError is raised. Only the
-    type of the exception is logged, because its text may contain a password or a token.
+    `what` describes in error messages what the function does. If the function raises an exception, OAuthError is
+    raised. Only the type of the exception is logged, because its text may contain a password or a token.
     """
     try:
         said: object = await function(*given)
@@ -131,8 +131,8 @@ class Users:
         """Check a password; return the subject of the user, or None if the name or the password is wrong.
 
         Raises TooManyTries after too many wrong passwords for `name` from `address`, or if too many checks wait. After
-        many tries for `name` from any addresses, further checks of this name have to wait. There is no such wait at an
-        address where `name` has logged in before.
+        many tries for `name` from all addresses together, further checks have to wait. A check does not have to wait if
+        `name` has logged in from `address` before.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None
@@ -152,9 +152,9 @@ class Users:
 
     @asynccontextmanager
     async def _waiting_at(self, address: str) -> AsyncGenerator[None]:
-        """Count a check until the context is left.
+        """Count a password check from `address` as waiting until the `async with` block ends.
 
-        Raises TooManyTries if there are too many checks at the same time, in total or from `address`.
+        Raises TooManyTries if too many checks are waiting, in total or from `address`.
         """
         if self._waiting.total() >= _MOST_WAITING or self._waiting[address] >= _MOST_WAITING_PER_ADDRESS:
             raise TooManyTries(_TOO_MANY)
@@ -167,7 +167,7 @@ class Users:
                 del self._waiting[address]
 
     async def _count_try(self, key: str) -> None:
-        """Count one more try for `key`, for all workers together; raise TooManyTries if there were too many."""
+        """Count one more try under `key`, for all workers together; raise TooManyTries if there were too many tries."""
         while True:
             found = await self._store.get(key)
             tries = int(found or 0)
@@ -194,7 +194,7 @@ class Users:
         await asyncio.sleep(mine - now)
 
     async def _compare(self, name: str, password: str) -> str | None:
-        salt, known = self._hashes.get(name, _NO_PASSWORD)  # an unknown name takes the same time
+        salt, known = self._hashes.get(name, _NO_PASSWORD)  # checking an unknown name takes the same time
         derived = await asyncio.to_thread(_derive, password, salt)
         return name if hmac.compare_digest(derived, known) and name in self._hashes else None
 
@@ -207,7 +207,7 @@ _STORABLE = re.compile(rf"[^\ud800-\udfff]{{1,{_MOST_TEXT}}}")  # text without l
 
 
 class AssertionKind(msgspec.Struct, frozen=True):
-    """One kind of assertion, and the rules for it."""
+    """The rules for one kind of assertion, such as an ID-JAG."""
 
     name: str
     types: frozenset[str]  # the accepted values of `typ`, so that no other kind of JWT is accepted
@@ -230,12 +230,13 @@ class TrustedIssuer:
 
     Args:
         issuer: The exact `iss` of its assertions.
-        jwks_uri: The URL of its keys. Or give `keys`, the keys themselves, as for a `JwtVerifier`.
+        jwks_uri: The URL of its public keys.
+        keys: The public keys themselves, instead of `jwks_uri`, as for a `JwtVerifier`.
         algorithms: The algorithms that it may sign with.
         workloads: For a platform: a dictionary from the `sub` of each program to its client id. Without it, the issuer
             is a company's identity provider, which sends ID-JAGs for users.
         subject: An async function that takes the claims of an ID-JAG and returns the subject of the tokens, or None to
-            refuse it. Default: `issuer#sub`, which is different for each issuer, and never a user of this server.
+            refuse the user. Default: `issuer#sub`, which differs from the users of other issuers and of this server.
 
     >>> TrustedIssuer("https://idp.example.com", "https://idp.example.com/jwks")
     <TrustedIssuer 'https://idp.example.com'>
@@ -265,7 +266,7 @@ class TrustedIssuer:
         return f"<TrustedIssuer {self.issuer!r}>"
 
     async def subject_of(self, claims: Mapping[str, Any]) -> str | None:
-        """Return the subject of the user in an ID-JAG, or None if the user is not accepted."""
+        """Return the subject for the user in the claims of an ID-JAG, or None if the user is not accepted."""
         if self._subject is None:
             return f"{self.issuer}#{claims['sub']}"
         return await ask_function("returns the subject of an ID-JAG", self._subject, claims)
@@ -273,7 +274,7 @@ class TrustedIssuer:
 
 @dataclass(frozen=True, slots=True)
 class Assertions:
-    """Verifies assertions that are made for this authorization server, and records which ones were used."""
+    """Verifies assertions that are made for this authorization server, and records which assertions were used."""
 
     store: Store
     audience: str  # the issuer URL of this server
@@ -281,9 +282,10 @@ class Assertions:
     async def read(
         self, text: str, kind: AssertionKind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the claims of the assertion `text` of `issuer`; raise TokenRefused if it is not valid.
+        """Verify the assertion `text`, and return its claims. Raises TokenRefused if the assertion is not valid.
 
-        Call `use` afterwards if the assertion may be used only once.
+        Raises OAuthError if the keys of the issuer are not available. Call `use` afterwards if the assertion may be
+        used only once.
         """
         try:
             claims = await read_signed(

@@ -22,7 +22,7 @@ _NO_STORE = (b"cache-control", b"no-store")
 
 
 def digest(secret: str) -> str:
-    """Return the SHA-256 digest of a secret, which is stored instead of the secret."""
+    """Return the SHA-256 digest of a secret. The digest is stored instead of the secret."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -59,7 +59,7 @@ def json_answer(document: object, status: int = 200, headers: RawHeaders = (), r
 
 
 def error_answer(error: str, text: str, status: int, headers: RawHeaders = ()) -> WebResponse:
-    """Return an error response (RFC 6749, 5.2)."""
+    """Return a JSON response with an OAuth error code and its description (RFC 6749, 5.2)."""
     return json_answer({"error": error, "error_description": text}, status, headers, reason=text)
 
 
@@ -69,7 +69,7 @@ def redirect(url: str) -> WebResponse:
 
 
 def read_fields(data: bytes) -> dict[str, str]:
-    """Return the fields of a query or a form; raise OAuthError if a field occurs twice (OAuth 2.1, 3.1)."""
+    """Return the fields of a query or a form; raise OAuthError if they cannot be read or a field occurs twice."""
     try:
         pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError:
@@ -84,7 +84,7 @@ def read_fields(data: bytes) -> dict[str, str]:
 
 
 def need(fields: Mapping[str, str], name: str) -> str:
-    """Return a required parameter; raise OAuthError if it is missing."""
+    """Return the value of the required parameter `name`; raise OAuthError if it is missing or empty."""
     if not fields.get(name):
         raise OAuthError("invalid_request", f"The parameter {name} is missing.")
     return fields[name]
@@ -101,11 +101,11 @@ class WebRequest:
 
     @property
     def query(self) -> dict[str, str]:
-        """The fields of the query. Raises OAuthError if a field occurs twice."""
+        """The fields of the URL's query. Raises OAuthError if the query cannot be read or a field occurs twice."""
         return read_fields(self._query)
 
     def cookie(self, name: str) -> str | None:
-        """Return the value of a cookie, or None if the browser sent no cookie with this name, or several."""
+        """Return the value of a cookie, or None if the request has no cookie or several cookies with this name."""
         cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
         found = [value for key, _, value in cookies if key == name]
         return found[0] if len(found) == 1 else None

@@ -1,10 +1,10 @@
 """Log in to servers with OAuth 2.1.
 
-    logins        the classes that a program passes as `Client(auth=...)`: OAuth, ClientCredentials …, and their flows
+    logins        the classes that a program passes as `Client(auth=...)`, such as OAuth and ClientCredentials
     authorizer    adds tokens to the requests of transports, and logs in once for all waiting requests
     discovery     finds the authorization server, and registers the client there
-    tokens        sends requests to the token endpoint; defines the records of a login
-    ports         makes HTTP requests, opens the browser, calls the user's functions
+    tokens        requests tokens; defines the stored records of tokens and client identities
+    ports         sends HTTP requests, opens the browser, calls functions of the program
     storage       stores tokens and registrations
 
 A secret never appears in a repr, a log line or an error message.

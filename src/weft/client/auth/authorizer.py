@@ -1,6 +1,6 @@
-"""Add tokens to the requests of a transport, replace them in time, and log in when a server refuses a request.
+"""Add tokens to requests, renew tokens before they expire, and log in when a server refuses a request.
 
-This module owns the tokens in use, one for each server. Requests that need a login at the same time share one login.
+This module holds the tokens in use, one for each server. Requests that need a login at the same time share one login.
 The login is cancelled when no request waits for it any more. The subclasses in `logins` decide how a token is obtained.
 """
 
@@ -29,57 +29,58 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.client.auth")
 
 _PAUSE_SECONDS = 10.0  # the wait after a failed renewal, before the next attempt
-_MOST_STEP_UPS = 2  # logins for more scopes that one operation may cause within _STEP_UP_SECONDS
+_MOST_STEP_UPS = 2  # maximum number of logins for more scopes, for one operation within _STEP_UP_SECONDS
 _STEP_UP_SECONDS = 600.0
-_FOUND_SECONDS = 600.0  # how long discovered metadata is used for renewing tokens
-_CLOSING = "DELETE"  # the HTTP method that ends a session; it never starts a login
+_FOUND_SECONDS = 600.0  # how long discovered metadata is cached for renewing tokens
+_CLOSING = "DELETE"  # the HTTP method that ends a session; a refused DELETE request starts no login
 
 
 @dataclass(slots=True)
 class ServerState:
     """The token and the login state for one server."""
 
-    challenge: Challenge = field(default_factory=Challenge)  # the last challenge, which says where the metadata is
+    challenge: Challenge = field(default_factory=Challenge)  # the last `WWW-Authenticate` challenge
     token: Token | None = None  # the token in use, which may have expired or been refused
-    is_step_up: bool = False  # whether the running login is for a valid token that lacks scopes
+    is_step_up: bool = False  # whether the running login is for more scopes than the token has
     url: str = ""
-    key: DpopKey | None = None  # the key that the token is bound to
+    key: DpopKey | None = None  # the DPoP key that the token is bound to; None if it is not bound
     nonces: Nonces = field(default_factory=Nonces)
-    # The last discovery. A token is renewed with it, so that renewing a short-lived token does not fetch the metadata
-    # again. A login always fetches the metadata, because it may have changed.
+    # The cached result of the last discovery. It is used for renewing tokens, so that renewing a short-lived token does
+    # not fetch the metadata again. A login always fetches the metadata, because the metadata may have changed.
     found: Discovery | None = None
-    found_at: float = 0
-    is_recalled: bool = False  # whether the storage has been read
+    found_at: float = 0  # when `found` was set, in Unix seconds
+    is_recalled: bool = False  # whether the stored token has been looked up
     login: asyncio.Task[None] | None = None  # the running login, shared by all requests
     is_refresh: bool = False  # whether the running login uses a refresh token
     waiting: int = 0  # number of requests that wait for the running login
     failures: int = 0  # number of failed logins
     failure: AuthorizationFailed | None = None  # the error of the last failed login
     renew_after: float = 0  # the token is not renewed before this time
-    step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])  # times, by operation
-    # The steps of the last logins, for error messages.
+    # The times of the last logins for more scopes (step-ups), by operation.
+    step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])
+    # The steps of each of the last logins, for error messages.
     done: deque[list[str]] = field(default_factory=lambda: deque[list[str]](maxlen=1 + _MOST_STEP_UPS))
 
     @property
     def nonce_key(self) -> str:
-        """The key of this server's nonce in `nonces`, which also has the nonce of the authorization server."""
+        """The key in `nonces` for the DPoP nonce of this MCP server."""
         return f"resource {self.url}"
 
     def take(self, token: Token) -> None:
-        """Use a token from now on."""
+        """Replace the current token by `token`, and read the DPoP key that `token` is bound to."""
         self.token = token
         self.key = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
 
     def keep(self, discovery: Discovery | None, now: float = 0) -> None:
-        """Store a discovery; if `discovery` is None, forget the last one."""
+        """Cache the result of a discovery; if `discovery` is None, clear the cache."""
         self.found, self.found_at = discovery, now
 
     def recall(self, now: float) -> Discovery | None:
-        """Return the last discovery, or None if there is none or it is too old."""
+        """Return the cached result of the last discovery, or None if there is no result or it is too old."""
         return self.found if now - self.found_at < _FOUND_SECONDS else None
 
     def previous(self, discovery: Discovery) -> Token | None:
-        """Return the old token if its issuer and resource are those of `discovery`; otherwise None."""
+        """Return the current token if it has the issuer and the resource of `discovery`; otherwise None."""
         token = self.token
         if token is None or (token.issuer, token.resource) != (discovery.issuer.issuer, discovery.resource):
             return None
@@ -87,7 +88,7 @@ class ServerState:
 
 
 class AuthHeaders(dict[str, str]):
-    """The authorization headers of one request, with the token and the server state from which they were made.
+    """The authorization headers of one request, and the token and the server state that they were made from.
 
     The repr shows only the names of the headers, because their values are secrets.
     """
@@ -122,7 +123,7 @@ class Authorizer:
             raise UsageError(f"scopes= is a list; write scopes={scopes.split()!r}.")
         self._ports = ports
         self.scopes: Sequence[str] = tuple(scopes)  # scopes to request in addition to those that the server demands
-        self.dpop = dpop  # whether tokens are bound to a key; None: if the server demands it
+        self.dpop = dpop  # whether tokens must be bound to a key; None: only if the server demands it
         self._clock = time.time
         self._servers: dict[str, ServerState] = {}
         self._fetchers: dict[str, Fetcher] = {}  # by origin of the server
@@ -131,16 +132,16 @@ class Authorizer:
         return f"{type(self).__name__}({', '.join(map(shown_url, self._servers))})"
 
     def go_as(self, url: str, *, proxy: str | None, tls: ssl.SSLContext | None, trust_env: bool) -> None:
-        """Use a client's connection settings for logins to its server at `url`.
+        """Use the connection settings of a client for logins to the server at `url`.
 
-        They are not used if the program gave its own fetcher.
+        The settings are ignored if the program passed its own `fetcher` to this login.
         """
         self._fetchers[origin_of(url)] = Fetcher(proxy=proxy, tls=tls, trust_env=trust_env)
 
     # --- what a transport calls
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """Return the authorization headers for the next request; renew the token first if it is about to expire."""
+        """Return the authorization headers for a request to `url`; renew the token first if it is about to expire."""
         state = self._servers.get(url)
         if state is None:
             state = self._servers[url] = ServerState(url=url)
@@ -152,13 +153,15 @@ class Authorizer:
         return AuthHeaders(state, url, method)
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Log in after a 401 or 403, if needed; return True if the caller should send the request again.
+        """Log in after a 401 or 403 response, if needed; return True if the caller should send the request again.
 
-        In that case, the caller calls `headers` again, for the new token. No login is needed if another request has
-        just logged in, or if the server demands only a new DPoP nonce.
+        Before the caller sends the request again, it has to call `headers`, to get the new token. No login is needed
+        if another request has just logged in, or if the server demands only a new DPoP nonce. Raises
+        AuthorizationFailed if the login fails.
 
-        `given` are the headers that `headers` returned for this request. `request` are its other headers. They name
-        the method and the tool: step-ups are counted for each operation.
+        `given` are the headers that `headers` returned for the refused request. `request` are the other headers of
+        that request, which name its method and its tool: for each of these, the number of logins for more scopes is
+        limited.
         """
         if not isinstance(given, AuthHeaders) or given.method == _CLOSING:
             return False
@@ -181,27 +184,27 @@ class Authorizer:
         await self._wait(state, self._begin(state, state.done[-1]))
         return True
 
-    # --- what a kind of login implements
+    # --- methods that subclasses implement
 
     async def login(self, server: ServerState, context: LoginContext) -> Token:
-        """Return a token that satisfies the challenge, or raise AuthorizationFailed."""
+        """Log in, and return the new token; raise AuthorizationFailed if the login fails."""
         raise NotImplementedError
 
     def can_renew(self, server: ServerState) -> bool:
-        """Return whether the token can be renewed without a person who logs in."""
+        """Return whether the token of `server` can be renewed without a login by a person."""
         raise NotImplementedError
 
     async def renew(self, server: ServerState, context: LoginContext) -> Token:
-        """Return a new token instead of the old one, which expires soon; raise AuthorizationFailed if that fails."""
+        """Get and return a new token before the current token expires; raise AuthorizationFailed if that fails."""
         raise NotImplementedError
 
-    # --- what all kinds of logins use
+    # --- methods that subclasses use
 
     def _select_scopes(self, server: ServerState, discovery: Discovery) -> list[str]:
-        """Return the scopes to request: those in the challenge, those of this login, and those of the old token.
+        """Return the scopes to request: the scopes in the challenge, in the option `scopes`, and of the current token.
 
-        If neither the challenge nor this login names scopes, the scopes in the server's metadata are requested. The
-        scopes of the old token are requested again, so that the new token can do all that the old one could.
+        If the challenge and the option name no scopes, the scopes in the server's metadata are requested. The scopes of
+        the current token are requested again, so that the new token permits everything that the current token permits.
         """
         demanded = server.challenge.scopes
         if demanded is None:
@@ -212,9 +215,10 @@ class Authorizer:
         return list(dict.fromkeys([*demanded, *self.scopes, *before]))
 
     def _new_key(self, server: ServerState, discovery: Discovery) -> DpopKey | None:
-        """Return a new key to bind the token to, or None if the token should not be bound.
+        """Return a new DPoP key to bind the next token to, or None if the token should not be bound to a key.
 
-        By default, the token is bound if the server demands a bound token and the issuer may support it.
+        The option `dpop` decides. If it is None, the token is bound if the server demands a bound token and the issuer
+        may support DPoP.
         """
         is_bound = self.dpop
         if is_bound is None:
@@ -224,7 +228,7 @@ class Authorizer:
         return DpopKey.new() if is_bound else None
 
     async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str]) -> Token:
-        """Request a token; raise AuthorizationFailed if it has to be bound to a key and is not."""
+        """Request and return a token. With `dpop=True`, raise AuthorizationFailed if it is not bound to a key."""
         token = await client.ask(form, asked)
         if self.dpop and token.kind != "DPoP":
             raise AuthorizationFailed(
@@ -232,7 +236,7 @@ class Authorizer:
             )
         return token
 
-    # --- inside
+    # --- private methods
 
     def _context(self, state: ServerState, tried: list[str]) -> LoginContext:
         fetcher = self._ports.fetcher or self._fetchers.get(origin_of(state.url))
@@ -248,11 +252,11 @@ class Authorizer:
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _has_logged_in(self, state: ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
-        """Return whether another request has obtained a token with the `lacking` scopes.
+        """Return whether another request has already obtained a new token with all scopes in `lacking`.
 
-        If a login is running, wait for its end first. A scope counts if it was requested for the new token, even if it
-        was not granted: the authorization server may use other names for what it grants. If a login failed after this
-        request was sent, its error is raised here too. If only a renewal failed, the result is False.
+        If a login is running, wait for its end first. A requested scope counts even if it was not granted, because the
+        authorization server may use other names for the scopes that it grants. If a login has failed since this request
+        was sent, raise the error of that login. If only a renewal has failed, return False.
         """
         while True:
             current = state.token
@@ -266,7 +270,11 @@ class Authorizer:
                 await self._wait(state, state.login)
 
     async def _renew(self, state: ServerState) -> None:
-        """Renew the token once for all waiting requests. If that fails, keep the old token: it may still be valid."""
+        """Renew the token of a server, or wait for the login or renewal that is already running.
+
+        Do nothing if the token cannot be renewed, or if a renewal failed a few seconds ago. If the renewal fails, keep
+        the old token, because it may still be valid.
+        """
         now = self._clock()
         if state.login is None and (now < state.renew_after or not self.can_renew(state)):
             return
@@ -277,7 +285,10 @@ class Authorizer:
             log.debug("The token for %s was not replaced: %s", shown_url(state.url), failure)
 
     def _begin(self, state: ServerState, tried: list[str], *, is_renewal: bool = False) -> asyncio.Task[None]:
-        """Start a login task, which all requests share until it ends."""
+        """Start a login or a renewal in a task, and return the task. All waiting requests share this task.
+
+        The steps of the login are added to `tried`, for error messages.
+        """
         state.is_refresh = is_renewal and state.token is not None and state.token.refresh_token is not None
         state.login = asyncio.create_task(self._log_in(state, tried, is_renewal=is_renewal))
         # Read the exception of the task, so that asyncio does not log it when no request waits for the task.
@@ -285,7 +296,7 @@ class Authorizer:
         return state.login
 
     async def _wait(self, state: ServerState, task: asyncio.Task[None]) -> None:
-        """Wait for a login. If the waiting request is cancelled, and no other request waits, cancel the login too.
+        """Wait until the login `task` is done. If all requests that wait for it are cancelled, cancel the login too.
 
         A refresh is not cancelled: a refresh token may be valid only once, and if the response were lost, the person
         would have to log in again. Raises AuthorizationFailed if the login failed or was cancelled.
@@ -322,10 +333,10 @@ class Authorizer:
                 state.login = None
 
     def _count_step_up(self, state: ServerState, request: Mapping[str, str]) -> None:
-        """Count a step-up: a login for more scopes.
+        """Record a step-up (a login for more scopes) for the operation of a request.
 
-        Step-ups are counted for each operation: a method, the name of a tool or the like, and the demanded scopes.
-        Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups for the operation.
+        An operation is a method, a name (for example, of a tool) and the demanded scopes. Raises AuthorizationFailed if
+        the token already has the demanded scopes, or if there were too many step-ups for the operation.
         """
         demanded = state.challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
@@ -340,7 +351,7 @@ class Authorizer:
 
 
 def _merge(offered: Sequence[Challenge]) -> Challenge:
-    """Merge challenges into one: the scheme of the first challenge, with the parameters of all challenges.
+    """Merge challenges into one challenge, with the scheme of the first and the parameters of all.
 
     A server that offers two schemes may name its metadata or the scopes in only one challenge. If two challenges have
     the same parameter, the value in the challenge with `insufficient_scope` is used.
@@ -352,7 +363,7 @@ def _merge(offered: Sequence[Challenge]) -> Challenge:
 
 
 def _not_enough(state: ServerState, demanded: Sequence[str]) -> AuthorizationFailed:
-    """Return the error for a server that still demands scopes after a step-up (a login for more scopes)."""
+    """Return the error to raise if a server still demands more scopes after a login for more scopes."""
     token, wanted = state.token, f"the scopes {readable(demanded)}" if demanded else "other scopes"
     if token is not None and token.lacks(demanded):
         why = (

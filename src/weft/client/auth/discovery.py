@@ -1,8 +1,8 @@
 """Read the challenges of a server, find its authorization server, and get a client id there.
 
-A metadata document is refused if its resource is another server, or if it does not name the expected issuer. If a
-server publishes no metadata, its own origin is taken as the authorization server, as in 2025-03-26, the first revision
-with authorization. A client identity is used only at the issuer that it was registered with.
+A metadata document is refused if it is about another resource or another issuer than expected. If a server publishes no
+metadata, the authorization server is assumed to be at the server's own origin, as in protocol version 2025-03-26. A
+client identity is used only at the issuer that it was registered with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.net.urls import is_safe_url, origin_of, shown_url
 _RESOURCE = "/.well-known/oauth-protected-resource"
 _OAUTH = "/.well-known/oauth-authorization-server"
 _OPENID = "/.well-known/openid-configuration"
-_MOST_ISSUERS = 5
+_MOST_ISSUERS = 5  # maximum number of authorization servers to try
 _LATEST = 10**12  # an expiry time (Unix seconds) from here on counts as "never"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -43,7 +43,7 @@ _SEPARATOR = re.compile(r"[ \t,]+")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One scheme of a `WWW-Authenticate` header with its parameters. Parameter names are in lower case."""
+    """One challenge of a `WWW-Authenticate` header: a scheme and its parameters, with names in lower case."""
 
     scheme: str = ""
     params: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -66,7 +66,9 @@ class Challenge:
 
 
 def parse_challenges(header: str) -> list[Challenge]:
-    """Return all challenges in a header. Unreadable parts are skipped. The time is linear in the header's length.
+    """Return all challenges in a `WWW-Authenticate` header; skip parts that cannot be read.
+
+    The run time is linear in the length of the header.
 
     >>> parse_challenges('Bearer error="invalid_token", scope="a b", DPoP algs="ES256"')[1]
     Challenge(scheme='dpop', params={'algs': 'ES256'})
@@ -119,7 +121,7 @@ class ProtectedResource(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Discovery:
-    """The authorization server that discovery found for an MCP server."""
+    """The result of a discovery: the authorization server of an MCP server, and the metadata of both."""
 
     resource: str  # the server's resource URI, exactly as published
     issuer: Issuer  # the metadata of the authorization server
@@ -132,9 +134,10 @@ D = TypeVar("D", ProtectedResource, Issuer)
 async def discover(
     challenge: Challenge, context: LoginContext, only: str | None = None, client_id: str | None = None
 ) -> Discovery:
-    """Find the first usable authorization server of an MCP server. Raises AuthorizationFailed if there is none.
+    """Return the first usable authorization server of the MCP server in `context`.
 
-    `only` is the issuer that the client `client_id` is registered with. If it is given, no other issuer is accepted.
+    If `only` is given, no other issuer is accepted: the client `client_id` is registered with this issuer. Raises
+    AuthorizationFailed if there is no usable authorization server.
     """
     server_url = context.server_url
     published = await _discover_resource(challenge, context)
@@ -163,7 +166,7 @@ async def discover(
 
 
 def _resource_urls(server_url: str) -> list[str]:
-    """Return the well-known URLs to try for a server's metadata, in order of preference."""
+    """Return the well-known URLs to try for an MCP server's metadata, in order of preference."""
     root, parts = f"{origin_of(server_url)}{_RESOURCE}", urlsplit(server_url)
     path = parts.path.rstrip("/")
     return [f"{root}{path}{'?' + parts.query if parts.query else ''}", root] if path else [root]
@@ -181,9 +184,10 @@ def issuer_urls(issuer: str) -> list[str]:
 
 
 async def _discover_resource(challenge: Challenge, context: LoginContext) -> ProtectedResource | None:
-    """Return the metadata of an MCP server, or None if it publishes none.
+    """Return the metadata of the MCP server in `context`, or None if the server publishes none.
 
-    Raises AuthorizationFailed if the metadata cannot be read, is about another server, or names no issuer.
+    Raises AuthorizationFailed if the metadata cannot be read, is about another server, or names no authorization
+    server.
     """
     server_url, named = context.server_url, challenge.params.get("resource_metadata")
     has_broken = named is not None  # a document that the challenge names has to exist
@@ -210,10 +214,10 @@ async def _discover_resource(challenge: Challenge, context: LoginContext) -> Pro
 
 
 async def discover_issuer(issuer: str, context: LoginContext, also: str | None = None) -> Issuer | None:
-    """Return the metadata of an authorization server, or None if it publishes none.
+    """Return the metadata of the authorization server `issuer`, or None if it publishes none.
 
-    Raises AuthorizationFailed if the document is that of another issuer: its name is neither `issuer` nor `also`. If
-    `issuer` was only guessed from a server's URL, `also` is its second spelling, with a slash at the end.
+    Raises AuthorizationFailed if the metadata names an issuer that is neither `issuer` nor `also`. `also` is a second
+    accepted spelling of `issuer`, such as the same URL with a slash at the end.
     """
     try:
         places = issuer_urls(issuer)
@@ -246,10 +250,10 @@ def legacy_issuer(server_url: str) -> Issuer:
 
 
 async def _document(url: str, kind: type[D], context: LoginContext) -> tuple[D | None, bool]:
-    """Fetch and decode a document. Return the document, or None if there is none, and whether the fetch failed.
+    """Fetch and decode the document at `url`. Return the document or None, and whether an error occurred.
 
-    The second value is False if the server says that there is no document. It is True after a failed connection, a
-    server error or an unreadable document, because the document may exist then.
+    The second value is True after a failed connection, a server error (HTTP 5xx) or an unreadable document: the
+    document may exist then. It is False if the server says that there is no document.
     """
     found, fault, is_broken = None, "found", False
     try:
@@ -267,7 +271,7 @@ async def _document(url: str, kind: type[D], context: LoginContext) -> tuple[D |
 
 
 def canonical(url: str) -> str:
-    """Return the resource URI for a server that publishes none: its URL in a canonical spelling.
+    """Return a server's URL in a canonical spelling, as the resource URI of a server that publishes no metadata.
 
     >>> canonical("HTTPS://Flights.example/mcp/#top")
     'https://flights.example/mcp'
@@ -278,7 +282,7 @@ def canonical(url: str) -> str:
 
 
 def resource_fits(resource: str, server_url: str) -> bool:
-    """Return whether the URL `resource` covers a server: it is the URL of the server, or a parent path of that URL.
+    """Return whether `resource` is the URL of a server, or the same URL with a parent path.
 
     >>> resource_fits("https://a.example", "https://a.example/mcp")
     True
@@ -300,15 +304,16 @@ def resource_fits(resource: str, server_url: str) -> bool:
 
 
 def application_type(redirect_uri: str) -> str:
-    """Return "web" if a redirect URI is https on another machine; otherwise "native"."""
+    """Return the application type for a redirect URI: "web" for https on another machine, otherwise "native"."""
     parts = urlsplit(redirect_uri)
     return "web" if parts.scheme == "https" and not is_loopback(parts.hostname or "") else "native"
 
 
 def client_document(name: str, redirect_uris: list[str], *, client_id: str | None = None) -> dict[str, Any]:
-    """Return the metadata of a client, for its registration.
+    """Return the metadata of a client, to send in a registration request.
 
-    If `client_id` is given, return a client metadata document to publish; `client_id` is the URL of that document.
+    If `client_id` is given, return a metadata document that the client can publish. `client_id` is the URL of the
+    document.
     """
     document: dict[str, Any] = {
         "client_name": name,
@@ -323,10 +328,10 @@ def client_document(name: str, redirect_uris: list[str], *, client_id: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The ways in which a client can get a client id.
+    """The options that decide which client id a client uses at an issuer.
 
-    In order of preference: a client id that was registered in advance, the URL of a metadata document, an earlier
-    registration by this program, a new registration.
+    The client uses the first of these that is possible: a client id that was registered in advance, the URL of a
+    metadata document, an earlier registration by this program, a new registration.
     """
 
     name: str = "Weft"
@@ -362,15 +367,15 @@ class Registration:
         return kept if kept is not None and kept.client_id == client_id else None
 
     async def forget(self, identity: Identity, context: LoginContext) -> None:
-        """Delete a registration that its issuer no longer knows, so that the next login registers again."""
+        """Delete the stored registration `identity`, so that the next login registers the client again."""
         kept = await self.known(identity.issuer, context)
         if kept is not None and kept.client_id == identity.client_id:
             await context.keep(identity_key(identity.issuer), None)
 
     async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
-        """Return an identity for this issuer, in the first way that is possible; register the client if needed.
+        """Return the client's identity at an issuer; register the client there if needed.
 
-        Raises AuthorizationFailed if the client would have to register, and the issuer does not accept that.
+        Raises AuthorizationFailed if there is no identity, for example because the issuer does not permit registration.
         """
         if self.client_id is not None:
             if self.issuer is None:
@@ -392,7 +397,7 @@ class Registration:
         return identity
 
     def _given(self, client_id: str, issuer: Issuer) -> Identity:
-        """Return the identity for the configured client id, or for the URL of the metadata document."""
+        """Return the identity for `client_id`: the configured client id, or the URL of the metadata document."""
         if client_id == self.client_id:
             return Identity(client_id, issuer.issuer, self.client_secret, self.auth_method)
         return Identity(client_id, issuer.issuer, auth_method="none")
@@ -401,7 +406,7 @@ class Registration:
         self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], context: LoginContext
     ) -> Identity:
         document = client_document(self.name, [redirect_uri])
-        # A native client should have no secret. If the issuer does not offer "none", one with a secret is registered.
+        # A native client should have no secret. If the issuer does not offer "none", the client gets a secret.
         offered = issuer.token_endpoint_auth_methods_supported or ["none"]
         methods = ("none", "client_secret_basic", "client_secret_post")
         document["token_endpoint_auth_method"] = next((one for one in methods if one in offered), "none")
@@ -439,10 +444,10 @@ def identity_key(issuer: str) -> str:
 
 
 async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
-    """Bind a client id to `issuer`, the issuer that the server of `context` names.
+    """Store that a client id is used with `issuer` for the server in `context`.
 
-    Raises AuthorizationFailed if the server named another issuer earlier. Without this check, an attacker who controls
-    the server could name an issuer that steals the client's secret.
+    Raises AuthorizationFailed if the client id was used with another issuer for this server before. Without this check,
+    an attacker who controls the server could name an issuer that steals the client's secret.
     """
     key = f"bound {client_id} {context.server_url}"
     first = await context.load(key, str)

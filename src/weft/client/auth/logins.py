@@ -6,8 +6,8 @@
     EnterpriseManaged              the company's identity provider identifies the user
     WorkloadIdentity               the platform identifies the program
 
-All classes except BearerToken are an `Authorizer`. They do all their I/O through a `LoginContext`. They check that a
-response belongs to this login, and comes from the right issuer, before they use any part of the response.
+All classes except BearerToken are subclasses of `Authorizer`. They do all their I/O through a `LoginContext`. They
+check that a response belongs to this login and comes from the right issuer before they use any part of the response.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from weft.client.connection.transport import Auth, Refused
 
 Secret = str | Callable[[], Any]
-"""A secret as text, or a function (sync or async) that is called for the text each time it is needed."""
+"""A secret as text, or a sync or async function that returns the text. The function is called for each new token."""
 
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant type
@@ -69,7 +69,7 @@ _ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name
 _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 _ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
 _OFFLINE = "offline_access"
-_FRESH_SECONDS = 10.0  # a token younger than this is new: if the server refuses it, a refresh does not help
+_FRESH_SECONDS = 10.0  # if the server refuses a token younger than this, a refresh does not help
 
 
 class BearerToken:
@@ -98,7 +98,7 @@ class BearerToken:
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Raise AuthorizationFailed if the server refused the token; return False if there was another reason."""
+        """Raise AuthorizationFailed if the server refused the token; return False if the refusal had another reason."""
         challenges = read_challenges(refusal.headers)
         if refusal.status != 401 and not any(one.error for one in challenges):
             return False
@@ -121,9 +121,9 @@ def _check_token(token: Any) -> str:
 
 
 def as_auth(auth: Any) -> Auth | None:
-    """Return the value of a client's option `auth=` as an `Auth` object. Text becomes a `BearerToken`.
+    """Convert the value of a client's option `auth=` to an `Auth` object: text becomes a `BearerToken`.
 
-    Raises UsageError if the value is neither text nor an object with the methods of `Auth`.
+    None and `Auth` objects are returned unchanged. Raises UsageError for all other values.
     """
     if isinstance(auth, str):
         return BearerToken(auth)
@@ -137,15 +137,16 @@ def as_auth(auth: Any) -> Auth | None:
 
 
 class OAuth(Authorizer):
-    """A login by a person in the browser, when a server requires it. The token is refreshed as long as possible.
+    """A login by a person in the browser. After the login, the token is refreshed as long as possible.
 
         client = Client("https://flights.example/mcp", auth=OAuth())
 
     By default the client registers itself at the authorization server. If it is already registered there, give
     `client_id`, `client_secret` if there is one, and `issuer`. If it publishes a metadata document, give
-    `client_metadata_url`. `scopes` are requested in addition to those that the server demands. `storage` keeps logins
-    after the program has ended (`FileStorage`, `KeyringStorage`). `dpop=True` requires tokens that are bound to a key;
-    by default, tokens are bound if the server demands it.
+    `client_metadata_url`. `scopes` are requested in addition to the scopes that the server demands. With
+    `storage=FileStorage(...)` or `KeyringStorage()`, the program uses the same login after a restart. With
+    `dpop=True`, only tokens that are bound to a key are accepted. By default, tokens are bound to a key if the server
+    demands it.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class OAuth(Authorizer):
         return client_document(self._registration.name, list(redirect_uris), client_id=url)
 
     async def login(self, server: ServerState, context: LoginContext) -> Token:
-        """Return a new token: use the refresh token if possible; otherwise let the person log in with the browser."""
+        """Get and return a new token: with the refresh token if possible, otherwise with a login in the browser."""
         known = self._registration
         only = known.issuer if known.client_id else None
         discovery = await discover(server.challenge, context, only, known.client_id)
@@ -193,11 +194,14 @@ class OAuth(Authorizer):
         return token
 
     def can_renew(self, server: ServerState) -> bool:
-        """Return whether the old token has a refresh token."""
+        """Return whether the token of `server` has a refresh token."""
         return server.token is not None and server.token.refresh_token is not None
 
     async def renew(self, server: ServerState, context: LoginContext) -> Token:
-        """Refresh the token and return the new one, or return a newer token that another program has stored."""
+        """Refresh the token and return the new token, or return a newer token that another program has stored.
+
+        Raises AuthorizationFailed if neither is possible.
+        """
         token = server.token
         assert token is not None, "can_renew"
         renewed = None
@@ -228,14 +232,14 @@ class OAuth(Authorizer):
     async def _replace(
         self, server: ServerState, issuer: Issuer, token: Token, context: LoginContext, *, is_refused: bool
     ) -> Token | None:
-        """Return a newer token that another program has stored, or refresh the token; None if neither is possible.
+        """Return a newer token that another program has stored, or refresh `token`; return None if neither is possible.
 
-        Programs that share a storage do this one after another: a refresh token may be valid only once, and an issuer
-        that receives it twice may revoke all tokens of the login.
+        A lock in the storage keeps two programs from sending the same refresh token: an issuer that receives a refresh
+        token twice may revoke all tokens of the login.
 
-        `is_refused` says that the MCP server refused `token`. If `token` was only just issued, it is not refreshed: a
-        refresh would not help. The result is then None if the server demands further scopes, which need a login.
-        Otherwise AuthorizationFailed is raised.
+        `is_refused` is True if the MCP server has refused `token`. If the server refuses a token that was issued a few
+        seconds ago, a refresh would not help. In that case, return None if the server demands more scopes, which a
+        login can obtain; otherwise raise AuthorizationFailed.
         """
         async with context.claimed(token_key(token.issuer, token.resource)):
             newer = await newer_token(token, context)
@@ -254,10 +258,10 @@ class OAuth(Authorizer):
             return await self._refresh(server, issuer, newer or token, context)
 
     async def _refresh(self, server: ServerState, issuer: Issuer, token: Token, context: LoginContext) -> Token | None:
-        """Refresh `token` and return the new token; None if there is no usable refresh token.
+        """Refresh `token` and return the new token; return None if there is no usable refresh token.
 
-        If the issuer refuses the refresh token for good, return a newer token of another program, or None. Raises
-        TokenRefusal if the issuer has only a temporary problem, because the refresh token may still be valid then.
+        If the issuer refuses the refresh token permanently, return a newer token that another program has stored, or
+        None. Raises TokenRefusal if the issuer has a temporary problem: the refresh token may still be valid then.
         """
         if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # the new token would not be bound
             return None
@@ -280,10 +284,10 @@ class OAuth(Authorizer):
                 raise  # the issuer has a problem; the refresh token may still be valid
             newer = await newer_token(token, context)  # without a lock, another program may have been faster
             await forget_token(token, context)
-            token.refresh_token = None  # it is not tried again
+            token.refresh_token = None  # so that it is not sent again
             return newer
         renewed.asked = token.asked
-        renewed.refresh_token = renewed.refresh_token or token.refresh_token  # not every issuer sends a new one
+        renewed.refresh_token = renewed.refresh_token or token.refresh_token  # some issuers do not send a new one
         await keep_token(renewed, context)
         return renewed
 
@@ -341,7 +345,7 @@ class OAuth(Authorizer):
         return [*scopes, _OFFLINE]
 
     async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str]) -> Token:
-        """Request a token. If the issuer does not know this client any more, delete the stored registration."""
+        """Request and return a token. If the issuer no longer knows the client, delete the stored registration."""
         try:
             return await super()._ask(client, form, asked)
         except TokenRefusal as refusal:
@@ -387,7 +391,6 @@ def _check_url(url: str, what: str) -> None:
 
 
 def _with_query(endpoint: str, params: dict[str, str]) -> str:
-    """Return the URL `endpoint` with `params` added to its query."""
     parts = urlsplit(endpoint)
     query = "&".join(part for part in (parts.query, urlencode(params)) if part)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))
@@ -398,7 +401,7 @@ def _with_query(endpoint: str, params: dict[str, str]) -> str:
 
 @dataclass(repr=False, eq=False)
 class _ProgramLogin(Authorizer):
-    """The common part of the logins without a person: find the issuer, request a token, store the token."""
+    """The base class of logins without a person: it finds the issuer, requests a token, and stores the token."""
 
     client_id: str
     _: KW_ONLY
@@ -409,23 +412,23 @@ class _ProgramLogin(Authorizer):
     dpop: bool | None = None
     storage: Storage | None = None
     fetcher: Fetcher | None = None
-    _key: PrivateKey | None = field(default=None, init=False)  # used instead of a secret
+    _key: PrivateKey | None = field(default=None, init=False)  # used for authentication instead of a secret
 
     def __post_init__(self) -> None:
         super().__init__(AuthPorts(self.fetcher, self.storage or MemoryStorage()), self.scopes, self.dpop)
 
     async def login(self, server: ServerState, context: LoginContext) -> Token:
-        """Return a new token."""
+        """Find the authorization server, and return a new token from it."""
         discovery = await discover(server.challenge, context, self.issuer, self.client_id)
         server.keep(discovery, self._clock())
         return await self._obtain(server, discovery, context)
 
     def can_renew(self, server: ServerState) -> bool:
-        """Return whether the server has sent a challenge, which may be needed to find its metadata."""
+        """Return True if the server has sent a challenge. Without a challenge, its metadata may not be found."""
         return bool(server.challenge.scheme)
 
     async def renew(self, server: ServerState, context: LoginContext) -> Token:
-        """Return a new token. Metadata is fetched only if there is no recent discovery in the cache."""
+        """Request and return a new token. Fetch metadata only if no recent metadata is cached."""
         known = server.recall(self._clock())
         if known is None:
             return await self.login(server, context)
@@ -453,7 +456,7 @@ class _ProgramLogin(Authorizer):
 
 
 def _scope(scopes: list[str]) -> dict[str, str]:
-    """Return the form field that requests scopes; no field if there are none."""
+    """Return the form field `scope`, or an empty dictionary if there are no scopes."""
     return {"scope": " ".join(scopes)} if scopes else {}
 
 
@@ -483,9 +486,9 @@ class ClientCredentials(_ProgramLogin):
 
 @dataclass(repr=False, eq=False)
 class WorkloadIdentity(_ProgramLogin):
-    """A login with a JWT of the platform that the program runs on.
+    """A login of a program with a JWT that its platform (for example, Kubernetes) has issued.
 
-    `assertion` is the JWT, or a function that returns it.
+    `assertion` is the JWT, or a function that returns the JWT.
     """
 
     assertion: Secret
@@ -499,7 +502,8 @@ class WorkloadIdentity(_ProgramLogin):
 class IdentityProvider:
     """The company's identity provider, and the client id of this program there.
 
-    Give `token_endpoint` or `issuer`. `id_token` is the id token of the user, or a function that returns it.
+    Give `token_endpoint`, or give `issuer` to find the endpoint in the provider's metadata. `id_token` is the id token
+    of the user, or a function that returns the id token.
     """
 
     client_id: str
@@ -513,7 +517,7 @@ class IdentityProvider:
 class EnterpriseManaged(_ProgramLogin):
     """A login through the company's identity provider: the user sees no login page of the MCP server.
 
-    `provider` describes the identity provider and the user's id token. `client_id` and `client_secret` are those of
+    `provider` has the identity provider and the user's id token. `client_id` and `client_secret` are the credentials of
     this program at the authorization server of the MCP server.
     """
 

@@ -1,7 +1,7 @@
 """Do the I/O of a login: send HTTP requests, open the browser, use the storage, call functions of the program.
 
-All other modules of a login do their I/O through a `LoginContext`. The local listener accepts one request from the
-browser, the one with the expected `state`, and refuses all others. URLs are passed to the browser without a shell.
+The other modules of `weft.client.auth` do their I/O through a `LoginContext`. The local listener accepts only one
+request from the browser: the request with the expected `state`. URLs are passed to the browser without a shell.
 """
 
 from __future__ import annotations
@@ -72,20 +72,21 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 
 @dataclass(frozen=True, slots=True)
 class AuthPorts:
-    """The fetcher, the storage and the redirect that logins use."""
+    """The objects that do the I/O of logins: a fetcher for HTTP, a storage, and a redirect for the browser."""
 
-    fetcher: Fetcher | None  # None: a fetcher with the settings of the client's connection is used
+    fetcher: Fetcher | None  # None: use a fetcher with the settings of the client's connection
     storage: Storage
     redirect: FunctionRedirect | LoopbackRedirect | None = None
-    # Values that the storage failed to write. They are kept here, because a refresh token may be valid only once.
+    # Values that could not be written to the storage, by key. They are used instead of the values in the storage,
+    # because an old refresh token may not be valid any more.
     unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
 
 
 class LoginContext(AsyncExitStack):
     """The I/O of one login: HTTP requests, the browser, the storage. Leaving the context closes its connections.
 
-    An AuthorizationFailed that leaves the context lists the steps of the login (`tried`), unless it was caused by an
-    exception of the program's own code.
+    If AuthorizationFailed is raised in the context, the steps of the login (`tried`) are added to the error, unless the
+    cause of the error is an exception of the program's own code.
     """
 
     def __init__(self, ports: AuthPorts, server_url: str, tried: list[str] | None = None) -> None:
@@ -113,7 +114,10 @@ class LoginContext(AsyncExitStack):
         return await self._fetch(request)
 
     async def listen(self, known: Sequence[str]) -> str:
-        """Start to listen for the browser, if possible at a redirect URI of `known`; return the redirect URI in use."""
+        """Start to listen for the browser's redirect, and return the redirect URI.
+
+        If possible, this URI is one of `known`, the redirect URIs that the client has already registered.
+        """
         redirect = self._ports.redirect
         assert redirect is not None, "each login of a person has one"
         listening: Any = redirect.listening(known)
@@ -122,13 +126,16 @@ class LoginContext(AsyncExitStack):
         return listener.uri
 
     async def visit(self, url: str, state: str) -> str:
-        """Open a page in the person's browser; return the URL that the browser is redirected to after the login."""
+        """Open `url` in the person's browser; return the URL that the browser is redirected to after the login.
+
+        `state` is the OAuth `state` parameter of this login.
+        """
         assert self._listener is not None, "call listen before visit"
         with _explained("The login was cancelled: the redirect failed"):
             return await self._listener.visit(url, state)
 
     async def load(self, key: str, kind: type[R]) -> R | None:
-        """Return the stored value of a key, decoded as `kind`; None if there is none or it cannot be decoded."""
+        """Return the value stored under a key, decoded as `kind`; None if there is no value or it cannot be decoded."""
         storage, unkept = self._ports.storage, self._ports.unkept
         if key in unkept:
             raw = unkept[key]
@@ -141,7 +148,7 @@ class LoginContext(AsyncExitStack):
             return None
 
     async def keep(self, key: str, value: object) -> None:
-        """Store a value under a key; if the value is None, delete the key. If the storage fails, use memory instead."""
+        """Store a value under a key, or delete the key if `value` is None. If the storage fails, use memory instead."""
         storage, unkept = self._ports.storage, self._ports.unkept
         raw = None if value is None else msgspec.json.encode(value)
         try:
@@ -163,7 +170,7 @@ class LoginContext(AsyncExitStack):
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Lock a key against other programs until the context is left. Do nothing if the storage has no locks."""
+        """Lock a storage key until the `async with` block ends. Do nothing if the storage does not support locks."""
         claimed: Any = getattr(self._ports.storage, "claimed", None)
         what = f"Stored logins cannot be locked: {type(self._ports.storage).__name__} failed"
         stack = AsyncExitStack()
@@ -177,7 +184,7 @@ class LoginContext(AsyncExitStack):
                 await stack.aclose()
 
     async def call(self, function: Callable[[], Any], name: str) -> Any:
-        """Call a sync or async function of the program, and return its result. `name` names it in errors."""
+        """Call a sync or async function of the program, and return its result. `name` is its name in error messages."""
         with _explained(f"The function given as `{name}` failed"):
             result = function()
             return await result if inspect.isawaitable(result) else result
@@ -185,7 +192,7 @@ class LoginContext(AsyncExitStack):
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Replace an exception of the program's own code by an AuthorizationFailed that says `what` failed."""
+    """Turn an exception of the program's own code into AuthorizationFailed. `what` is the start of the message."""
     try:
         yield
     except WeftError:
@@ -195,7 +202,7 @@ def _explained(what: str) -> Generator[None]:
 
 
 def _named(error: Exception) -> str:
-    """Describe an exception, usually only by its type, because its text may contain a code or a token."""
+    """Return a description of an exception: usually only its type, because its text may contain a code or a token."""
     if isinstance(error, AuthorizationFailed):
         return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror is not None:
@@ -212,7 +219,8 @@ class Fetcher:
     """The HTTP client for logins. GET requests follow redirects; POST requests, which contain secrets, do not.
 
     `allow_insecure` permits http (without TLS) to other machines. `allow_private` permits private addresses in the
-    metadata of a public server. Use both only in trusted networks. `tls`, `proxy` and `trust_env` are as in `Client`.
+    metadata of a public server. Use both only in trusted networks. `tls`, `proxy` and `trust_env` mean the same as in
+    `Client`.
     """
 
     allow_insecure: bool = False
@@ -221,8 +229,8 @@ class Fetcher:
     proxy: str | None = field(default=None, repr=False)  # may contain a password
     trust_env: bool = False
     seconds: float = 30.0  # timeout of each request
-    most_bytes: int = 1024 * 1024  # longest response
-    redirects: int = 3  # number of redirects that a GET request follows
+    most_bytes: int = 1024 * 1024  # maximum size of a response
+    redirects: int = 3  # maximum number of redirects that a GET request follows
     _proxy: wire.Proxy | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +239,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
-        """Open an HTTP session for logins to one MCP server."""
+        """Open an HTTP session for logins to one MCP server; yield a function that sends requests in this session."""
         barred = None if self.allow_private else await _barred_for(server_url)
         proxies: frozenset[str] = frozenset()  # a proxy may have a private address, because the user chose it
         if self._proxy is not None:
@@ -246,7 +254,7 @@ class Fetcher:
             yield fetch
 
     async def _fetch(self, session: aiohttp.ClientSession, request: HttpRequest, barred: Barred | None) -> HttpAnswer:
-        """Send a request, and follow the redirects of the response to a GET request."""
+        """Send a request and return the response. For a GET request, follow redirects."""
         hops = self.redirects if request.method == "GET" else 0
         for _ in range(hops + 1):
             try:
@@ -299,13 +307,14 @@ class Fetcher:
 
 
 async def _barred_for(server_url: str) -> Barred | None:
-    """Return which addresses the metadata of a server may not point to; None if all addresses are allowed.
+    """Return a function that recognises forbidden addresses in a server's metadata, or None if all are allowed.
 
     - If the host in the URL is a private address or localhost, all addresses are allowed.
     - If the host is a name that resolves to a public address, or that cannot be resolved, private addresses are
       forbidden.
-    - If the name resolves to private addresses only, loopback addresses are forbidden. An attacker can let the name of
-      a public server resolve to them (DNS rebinding), and local services often trust every local caller.
+    - If the name resolves to private addresses only, loopback addresses are forbidden. Otherwise an attacker could let
+      the name of a public server resolve to a private address (DNS rebinding), and then reach local services, which
+      often trust every local caller.
     """
     host = urlsplit(server_url).hostname or ""
     if is_barred_host(host, is_private):
@@ -330,7 +339,7 @@ class FunctionRedirect:
     """Opens the login page with a function of the program.
 
     The function receives the URL to open, and returns the URL that the browser is redirected to after the login. Use
-    this in tests, in programs with a built-in browser, and in web applications.
+    this class in tests, in programs with a built-in browser, and in web applications.
 
     >>> redirect = FunctionRedirect(lambda url: url, "http://localhost:3000/callback")
     """
@@ -345,11 +354,11 @@ class FunctionRedirect:
 
     @asynccontextmanager
     async def listening(self, known: Sequence[str]) -> AsyncGenerator[FunctionRedirect]:
-        """Yield this object; it needs no preparation. `known` are the redirect URIs that the client has registered."""
+        """Yield this object, because there is no listener to start. `known` is not used."""
         yield self
 
     async def visit(self, url: str, state: str) -> str:
-        """Call the function with the URL, and return the URL that the browser was redirected to."""
+        """Call the program's function with `url`, and return the URL that the browser was redirected to."""
         came_back = self._function(url)
         if inspect.isawaitable(came_back):
             came_back = await came_back
@@ -360,11 +369,11 @@ class FunctionRedirect:
 
 @dataclass(kw_only=True)
 class LoopbackRedirect:
-    """A redirect to a local port. It opens the browser, and listens on 127.0.0.1 for the end of the login.
+    """Opens the login page in the browser, and listens on a port of 127.0.0.1 for the redirect after the login.
 
-    `port` 0 takes any free port, which authorization servers should allow (RFC 8252). If yours does not, give the port
-    that is registered there. `open_browser` is called with the URL of the login page. If it returns False, `tell` is
-    called with this URL. By default, `tell` prints the URL. The person has `seconds` to log in.
+    With `port=0`, any free port is used. Authorization servers should accept that (RFC 8252). If yours accepts only a
+    registered port, give that port. `open_browser` is called with the URL of the login page. If `open_browser` returns
+    False, `tell` is called with the same URL; by default, `tell` prints the URL. The person has `seconds` to log in.
     """
 
     port: int = 0
@@ -379,7 +388,10 @@ class LoopbackRedirect:
 
     @asynccontextmanager
     async def listening(self, known: Sequence[str]) -> AsyncGenerator[_BrowserListener]:
-        """Listen on a local port until the context is left, if possible at a redirect URI of `known`."""
+        """Listen on a local port until the `async with` block ends, and yield the listener.
+
+        If possible, the port is that of a redirect URI in `known`, the redirect URIs that the client has registered.
+        """
         listener = _BrowserListener(self)
         server = await self._bind(listener, known)
         listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
@@ -391,7 +403,7 @@ class LoopbackRedirect:
             await server.wait_closed()
 
     async def _bind(self, listener: _BrowserListener, known: Sequence[str]) -> asyncio.Server:
-        """Listen on the configured port, else on the port of a redirect URI in `known`, else on any free port."""
+        """Listen on the configured port, or else on the port of a redirect URI in `known`, or else on any free port."""
         uris = [urlsplit(uri) for uri in known]
         usual = [uri.port for uri in uris if uri.hostname == "127.0.0.1" and uri.path == self.path and uri.port]
         reason: str | None = None
@@ -405,7 +417,7 @@ class LoopbackRedirect:
 
 
 class _BrowserListener:
-    """The local HTTP listener of one login."""
+    """The local HTTP server that receives the browser's redirect after one login."""
 
     def __init__(self, redirect: LoopbackRedirect) -> None:
         self.uri = ""
@@ -449,7 +461,7 @@ class _BrowserListener:
         self._answer.cancel()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection of the browser."""
+        """Read one request from a connection of the browser, and send the response."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -465,7 +477,7 @@ class _BrowserListener:
             writer.close()
 
     def _respond(self, head: str) -> bytes:
-        """Return the HTTP response to a request. Only a request with the expected path and state ends the login."""
+        """Return the HTTP response to a request. A request with the expected path and state completes the login."""
         method, _, rest = head.partition("\r\n")[0].partition(" ")
         target = rest.partition(" ")[0]
         try:

@@ -1,7 +1,7 @@
 """Store tokens and registrations: in memory, in a file that only its owner can read, or in the system's keyring.
 
-A storage maps text keys to bytes. The keys contain the issuer (`tokens`), so that two issuers never share an entry. An
-entry that cannot be read counts as missing. The worst consequence is that the user has to log in again.
+A storage maps text keys to bytes. The keys of tokens and registrations contain the issuer, so that two issuers never
+share an entry. An entry that cannot be read is treated as missing. In the worst case, the user has to log in again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Storage(Protocol):
     """The interface of a storage for tokens and registrations.
 
     A storage that several programs share can also have a method `claimed(key)`, which returns an async context manager
-    as in `FileStorage`. It locks the key, so that only one program at a time renews a token.
+    as in `FileStorage`. The context manager locks the key, so that only one program at a time renews a token.
     """
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value stored under a key, or None if there is no value."""
         ...
 
     async def put(self, key: str, value: bytes | None) -> None:
@@ -54,7 +54,7 @@ class MemoryStorage:
         self._kept: dict[str, bytes] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value stored under a key, or None if there is no value."""
         return self._kept.get(key)
 
     async def put(self, key: str, value: bytes | None) -> None:
@@ -68,7 +68,7 @@ class MemoryStorage:
 class FileStorage:
     """A storage in a file that only its owner can read.
 
-    Each change writes a new file and replaces the old one, so that a crash leaves the old file.
+    Each change writes a new file, which then replaces the old file. So a crash cannot damage the stored data.
 
     >>> FileStorage("~/.config/weft/tokens.json")
     FileStorage('~/.config/weft/tokens.json')
@@ -77,22 +77,22 @@ class FileStorage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._shown = os.fspath(path)
         self._path = Path(path).expanduser()
-        # A lock between the threads of this program. A lock file, which a writer takes first, is the lock between
-        # programs. Readers do not take the lock file, so that they never wait for another program.
+        # This lock is between the threads of this program. Between programs, a writer first locks a separate file.
+        # Readers do not lock that file, so that they never wait for another program.
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value stored under a key, or None if there is no value."""
         value = (await asyncio.to_thread(self._read)).get(key)
         return None if value is None else value.encode()
 
     async def put(self, key: str, value: bytes | None) -> None:
         """Store a value under a key, or delete the key if the value is None.
 
-        Raises AuthorizationFailed if another program keeps the lock of the file for more than ten seconds.
+        Raises AuthorizationFailed if another program holds the lock of the file for more than ten seconds.
         """
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._beside("lock")
@@ -104,7 +104,7 @@ class FileStorage:
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Lock a key until the context is left. If the lock is not free within 30 seconds, continue without a lock."""
+        """Lock a key until the `async with` block ends. If the lock is not free within 30 s, continue without it."""
         async with _locked(self._beside(f"{_digest(key)[:12]}.lock"), _TURN_SECONDS):
             yield
 
@@ -150,9 +150,9 @@ class FileStorage:
 
 @asynccontextmanager
 async def _locked(path: Path, seconds: float) -> AsyncGenerator[bool]:
-    """Lock a file until the context is left. The value is False if another program has locked it for `seconds`.
+    """Lock a file until the `async with` block ends. Yield False if the lock did not become free within `seconds`.
 
-    On file systems without locks, continue without a lock; the value is True.
+    On file systems without locks, yield True without locking the file.
     """
     is_free = True
     with ExitStack() as stack:
@@ -201,7 +201,7 @@ class KeyringStorage:
         self._service = service
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value stored under a key, or None if there is no value."""
         value: str | None = await asyncio.to_thread(self._keyring.get_password, self._service, _digest(key))
         return None if value is None else value.encode()
 

@@ -1,4 +1,4 @@
-"""Request tokens from a token endpoint, and store them: client authentication, DPoP proofs, the records of a login.
+"""Request tokens from a token endpoint, and store the tokens. Client authentication and DPoP proofs are here too.
 
 A repr or an error message never contains a secret. Texts from an authorization server are shortened, and their control
 characters removed, before they are shown.
@@ -27,8 +27,8 @@ from weft.protocol.names import printable
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-MARGIN_SECONDS = 30.0  # a token is renewed this long before it expires …
-_MARGIN_SHARE = 0.3  # … or when only this share of its lifetime is left, for tokens that live for seconds
+MARGIN_SECONDS = 30.0  # a token is renewed this many seconds before it expires
+_MARGIN_SHARE = 0.3  # a short-lived token is renewed when only this share of its lifetime is left
 _ALGORITHM = "ES256"
 _MOST_NONCES = 256
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -55,7 +55,7 @@ class Issuer(msgspec.Struct, frozen=True):
     client_id_metadata_document_supported: bool | None = None
 
     def can_bind_tokens(self) -> bool:
-        """Return whether the issuer may support DPoP with Weft's algorithm: it lists this algorithm, or lists none."""
+        """Return whether the issuer lists ES256 as an algorithm for DPoP, or does not list its algorithms."""
         listed = self.dpop_signing_alg_values_supported
         return listed is None or _ALGORITHM in listed
 
@@ -67,10 +67,10 @@ class Identity:
     client_id: str
     issuer: str
     client_secret: str | None = field(default=None, repr=False)
-    auth_method: str | None = None  # how it authenticates at the token endpoint; None: what the issuer offers
+    auth_method: str | None = None  # how the client authenticates; None: with a method that the issuer offers
     redirect_uris: list[str] = field(default_factory=list[str])
     scope: str | None = None  # the scopes that the issuer allows this client
-    secret_expires_at: float = 0  # 0: never
+    secret_expires_at: float = 0  # in Unix seconds; 0: never
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Token:
     client_id: str
     kind: str = "Bearer"  # or "DPoP"
     granted: list[str] = field(default_factory=list[str])
-    asked: list[str] = field(default_factory=list[str])  # the requested scopes, which a step-up requests again
+    asked: list[str] = field(default_factory=list[str])  # requested scopes; later logins request them again
     obtained_at: float = 0
     expires_at: float | None = None
     refresh_token: str | None = field(default=None, repr=False)
@@ -110,7 +110,7 @@ class Token:
     def is_due(self, now: float) -> bool:
         """Return whether the token has to be renewed, because it has expired or will expire soon.
 
-        Soon means within 30 seconds, or within the last 30 % of its lifetime if that is shorter.
+        Soon means within 30 seconds. For a lifetime under 100 seconds, soon means within its last 30 %.
 
         >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
         >>> token.is_due(1001), token.is_due(1001.5)
@@ -122,7 +122,7 @@ class Token:
 
 
 def token_key(issuer: str, resource: str) -> str:
-    """Return the storage key of a token. It contains the issuer, so that tokens of two issuers are never mixed up."""
+    """Return the storage key of a token. The key contains the issuer, to keep tokens of different issuers apart."""
     return f"token {issuer} {resource}"
 
 
@@ -132,13 +132,13 @@ def server_key(server_url: str) -> str:
 
 
 async def keep_token(token: Token, context: LoginContext) -> None:
-    """Store a token, and remember that it belongs to the server of `context`."""
+    """Store a token as the token for the server in `context`."""
     await context.keep(token_key(token.issuer, token.resource), token)
     await context.keep(server_key(context.server_url), [token.issuer, token.resource])
 
 
 async def recall_token(context: LoginContext) -> Token | None:
-    """Return the stored token for the server of `context`, or None if there is none."""
+    """Return the stored token for the server in `context`, or None if there is none."""
     pair = await context.load(server_key(context.server_url), tuple[str, str])
     if pair is None:
         return None
@@ -155,7 +155,7 @@ async def forget_token(token: Token, context: LoginContext) -> None:
 
 
 async def newer_token(token: Token, context: LoginContext) -> Token | None:
-    """Return a newer token that another program has stored, if it has the same client and at least the same scopes."""
+    """Return a newer token that another program has stored for the same client and the same or more scopes, or None."""
     kept = await context.load(token_key(token.issuer, token.resource), Token)
     if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
         return None
@@ -164,12 +164,12 @@ async def newer_token(token: Token, context: LoginContext) -> Token | None:
 
 
 def url_digest(text: str) -> str:
-    """Return the SHA-256 digest of a text in URL-safe base64 without padding, as in PKCE and DPoP."""
+    """Return the SHA-256 digest of a text in URL-safe base64 without padding, as PKCE and DPoP use it."""
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
 class DpopKey:
-    """A key pair that tokens are bound to (RFC 9449), made for one login. The repr does not show the private key.
+    """A key pair that the tokens of one login are bound to (DPoP, RFC 9449). The repr does not show the private key.
 
     >>> key = DpopKey.new()
     >>> len(key.proof("POST", "https://auth.example/token?x=1").split("."))
@@ -184,14 +184,14 @@ class DpopKey:
 
     @classmethod
     def new(cls) -> DpopKey:
-        """Return a new key."""
+        """Generate a new key pair, and return it."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
         return cls(ec.generate_private_key(ec.SECP256R1()))
 
     @classmethod
     def from_pem(cls, pem: str) -> DpopKey:
-        """Return the key that a PEM text contains."""
+        """Return the key pair that belongs to the private key in a PEM text."""
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         return cls(load_pem_private_key(pem.encode(), None))
@@ -204,7 +204,7 @@ class DpopKey:
         return pem.decode()
 
     def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
-        """Return a DPoP proof for one request. Every request needs a new proof."""
+        """Return a DPoP proof (a signed JWT) for one request. Every request needs a new proof."""
         import jwt
 
         claims: dict[str, Any] = {
@@ -224,9 +224,9 @@ class Nonces(dict[str, str]):
     """The last DPoP nonce of each server. An authorization server and an MCP server have separate nonces."""
 
     def put(self, place: str, nonce: str | None) -> bool:
-        """Store the nonce that the server `place` has sent; return whether it was stored.
+        """Store the nonce that the server `place` has sent; return True if the nonce was stored.
 
-        It is not stored if it is None, too long, or the same as the last nonce of this server.
+        A nonce is not stored if it is None, too long, or the same as the last nonce of this server.
         """
         if nonce is None or self.get(place) == nonce or len(nonce) > 1024:
             return False
@@ -238,10 +238,10 @@ class Nonces(dict[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """A key with which a client authenticates (`private_key_jwt`): PEM as text or bytes, or a key object.
+    """A private key with which a client authenticates (`private_key_jwt`).
 
-    By default the algorithm follows from the type of the key. Raises UsageError if `pem` is not a private key, or if
-    the key cannot sign with `algorithm`.
+    `pem` is PEM as text or bytes, or a key object. The default for `algorithm` depends on the type of the key. Raises
+    UsageError if `pem` is not a private key, or if the key cannot sign with `algorithm`.
     """
 
     pem: str | bytes | PrivateKeyTypes = field(repr=False)
@@ -281,7 +281,7 @@ _WANTED = (
 
 
 def _load_key(pem: str | bytes) -> Any:
-    """Return the key in a PEM; raise UsageError, without the PEM in its message, if the PEM cannot be read."""
+    """Return the private key in `pem`; raise UsageError if it cannot be read. The message does not contain the PEM."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -296,7 +296,7 @@ _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 
 
 def _algorithms(key: Any) -> tuple[str, ...]:
-    """Return the algorithms that a key can sign with, the default first; raise UsageError if it cannot sign."""
+    """Return the algorithms that a key can sign with, the default first; raise UsageError if there are none."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -312,7 +312,7 @@ def _algorithms(key: Any) -> tuple[str, ...]:
 
 
 class TokenRefusal(AuthorizationFailed):
-    """A refusal by the token endpoint.
+    """The error that is raised when the token endpoint refuses a request.
 
     `code` is the OAuth error code. `is_final` is True if the same request would be refused again.
     """
@@ -324,7 +324,7 @@ class TokenRefusal(AuthorizationFailed):
 
 
 def describe_error(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
-    """Return why the authorization server refused, in the words of its answer, with `secrets` removed."""
+    """Return the error text in a response of an authorization server, without `secrets`, or else the HTTP status."""
     if document is None:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
@@ -338,7 +338,7 @@ def readable(scopes: Iterable[str]) -> str:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return a text of a server with `secrets` replaced by "…", because the server may have repeated them.
+    """Replace all `secrets` in a server's text by "…", because a server may repeat secrets that were sent to it.
 
     >>> without("no such token: s3cret", ["s3cret"])
     'no such token: …'
@@ -349,7 +349,7 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def is_sendable(token: object) -> bool:
-    """Return whether a value is a token that can be sent in a header."""
+    """Return whether a value is text that can be sent as a token in an HTTP header."""
     return isinstance(token, str) and token != "" and token.isascii() and token.isprintable() and " " not in token
 
 
@@ -363,13 +363,14 @@ class TokenClient:
     dpop: DpopKey | None = None
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
-    key: PrivateKey | None = None  # used instead of a secret
+    key: PrivateKey | None = None  # used for authentication instead of a secret
 
     async def ask(self, form: Mapping[str, str], asked: list[str]) -> Token:
-        """Request a token.
+        """Request a token with the form fields `form`, and return the token.
 
         `asked` are the requested scopes. They count as granted if the response names no scopes. Raises TokenRefusal if
-        the issuer refuses, and AuthorizationFailed if it cannot be reached or its token cannot be used.
+        the issuer refuses the request, and AuthorizationFailed if the issuer cannot be reached or its token cannot be
+        used.
         """
         token = self._read(await self.exchange(form), form["resource"], asked)
         if token.lacks(asked):
@@ -379,7 +380,8 @@ class TokenClient:
     async def exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Post a form to the token endpoint, and return the JSON object in the response.
 
-        If the issuer demands a new nonce, post the form again. Raises TokenRefusal if the issuer refuses.
+        If the issuer demands a new DPoP nonce, post the form again with that nonce. Raises TokenRefusal if the issuer
+        refuses the request.
         """
         endpoint, tried = self.issuer.token_endpoint, self.context.tried
         if endpoint is None:
@@ -402,7 +404,7 @@ class TokenClient:
         raise TokenRefusal(message, code, response.status)
 
     async def _post(self, endpoint: str, form: Mapping[str, str]) -> tuple[HttpAnswer, bool]:
-        """Post a form to `endpoint`; return the response, and whether it contains a new nonce."""
+        """Post a form to `endpoint`; return the response, and whether the response contains a new DPoP nonce."""
         place = f"issuer {self.issuer.issuer}"
         sent = dict(form)
         headers: dict[str, str] = {}
@@ -417,7 +419,10 @@ class TokenClient:
         return response, self.nonces.put(place, response.headers.get("dpop-nonce"))
 
     def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
-        """Add the client's id, and its secret or a proof of its key: as it is registered, or as the issuer offers."""
+        """Add the client id, and the client's secret or a JWT signed with its key, to `form` and `headers`.
+
+        A secret is sent with the method that the client is registered for, or else with one that the issuer offers.
+        """
         client_id, secret, method = self.identity.client_id, self.identity.client_secret, self.identity.auth_method
         if method is None:
             offered = self.issuer.token_endpoint_auth_methods_supported or ["client_secret_basic"]
@@ -463,7 +468,7 @@ class TokenClient:
 
 
 def _seconds(given: Any) -> float | None:
-    """Return the lifetime of a token in seconds, or None if it is not valid. Some servers send it as text."""
+    """Convert the lifetime of a token, a number or text, to seconds; return None if it is not valid."""
     try:
         seconds = float(given)
     except (TypeError, ValueError, OverflowError):
