@@ -251,7 +251,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection for good. This method can be called from any thread, and more than once."""
+        """Close the connection. The client cannot be used again. Any thread can call this, and more than once."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -291,7 +291,7 @@ class Client:
 
     @property
     def transport(self) -> Transport:
-        """The transport of this connection. If the server is a child process, it has `stderr` and `pid`."""
+        """The transport of this connection. If the server is a child process, the transport has `stderr` and `pid`."""
         return self._asynchronous.transport
 
     # --- requests
@@ -332,7 +332,7 @@ class Client:
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
         """Return an iterator over changes of the server's lists and of the resources in `uris`.
 
-        Without arguments, it returns the changes of all lists: tools, prompts and resources.
+        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
@@ -394,7 +394,7 @@ class JoinedTool:
     client: Client  # the client of the server that has the tool
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call the tool on its server, with the options of `Client.call_tool`."""
+        """Call the tool on its server. `options` are the keyword arguments of `Client.call_tool`."""
         result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
         return result
 

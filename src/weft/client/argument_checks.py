@@ -80,7 +80,9 @@ argument: 'fields'.
 
 
 def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
-    """Check `given`, the client option `extensions=`, and return it as a dict. Raises UsageError if it is invalid.
+    """Check the client option `extensions=`, and return the settings of each extension by its identifier.
+
+    Raises UsageError if `given`, the value of the option, is invalid.
 
     >>> read_extensions({"com.example/search": {"depth": 3}})
     {'com.example/search': {'depth': 3}}
@@ -278,7 +280,7 @@ def _check_numbers(method: str, params: Any) -> None:
 
 
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
-    """Find the innermost part of `value` that cannot be written as JSON. Return its place and the part itself.
+    """Find the innermost part of `value` that cannot be written as JSON. Return the part's place and the part.
 
     `place` is the place of `value`, such as `days[1]`. At most `depth` levels are searched.
     """
@@ -289,7 +291,10 @@ def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
 
 
 def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the members of a dict or list, each with its place, such as `days[1]`. Return [] for other values."""
+    """Return the members of a dict or list, each with its place, such as `days[1]`. Return [] for other values.
+
+    `place` is the place of `value` itself.
+    """
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]

@@ -45,9 +45,8 @@ _LONGEST_ASKED = 600.0  # longest pause in seconds, even if the server asks for 
 def pause(attempt: int, asked: int | None = None) -> float:
     """Return how many seconds to wait before a retry.
 
-    `asked` is the pause in milliseconds that the server asked for. It is used, but raised to 0.1 or lowered to 600
-    seconds if necessary. Without `asked`, the pause doubles with each `attempt` (the first is 0) up to about 30
-    seconds.
+    `asked` is the pause in milliseconds that the server asked for. The result is this pause, but at least 0.1 and at
+    most 600 seconds. Without `asked`, the pause doubles with each `attempt` (the first is 0) up to about 30 seconds.
 
     >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
     (0.5, 600.0)
@@ -89,7 +88,7 @@ class StreamWatchdog:
     """Computes by when the next chunk must arrive on a stream, to detect that the connection was lost.
 
     Many servers regularly send keep-alive comments on a stream. If such a stream is silent for a long time, it counts
-    as lost. On a stream without keep-alive comments, silence means nothing.
+    as lost. On a stream without keep-alive comments, a long silence is normal.
     """
 
     seconds: float  # a silence of up to this length never counts as lost
@@ -100,8 +99,8 @@ class StreamWatchdog:
     def received(self, chunk: bytes, now: float) -> float | None:
         """Record that a chunk arrived at the time `now`. Return the deadline for the next chunk, or None.
 
-        None means that there is no deadline, as before the first keep-alive comment. After this comment, the next chunk
-        may take as long as the watchdog's `seconds`, or three times the longest pause so far, if that is longer.
+        Before the first keep-alive comment, there is no deadline (None). After this comment, the next chunk may take as
+        long as the watchdog's `seconds`, or three times the longest pause so far, if that is longer.
 
         >>> watchdog = StreamWatchdog(60, now=0)
         >>> chunks = [(b"data: hello", 10), (b":", 25), (b": still here", 125)]
@@ -141,12 +140,12 @@ class Clock:
             self.clocks.expect(self.deadline)
 
     def hold(self) -> None:
-        """Set the deadline to the hard maximum while the client answers a question of the server."""
+        """Set the deadline to the hard maximum until `release`, because the client answers a question of the server."""
         self._holds += 1
         self.deadline = self.end
 
     def release(self) -> None:
-        """Undo one call of `hold`. If it was the last one, set the deadline to `seconds` from now."""
+        """Undo one call of `hold`. If no other `hold` is in effect, set the deadline to `seconds` from now."""
         self._holds -= 1
         self.wind()
 
@@ -156,7 +155,10 @@ class Clock:
         return self.deadline >= self.end
 
     def fail(self, failure: WeftError | None = None) -> None:
-        """Cancel the task that waits for the response. It then raises `failure`, or RequestTimeout if that is None."""
+        """Cancel the task that waits for the response.
+
+        The task then raises `failure`, or RequestTimeout if `failure` is None.
+        """
         if not self._is_over:
             self._is_over = True
             self.failure = failure
@@ -171,7 +173,7 @@ class Clock:
 
 
 class Clocks:
-    """The clocks of all requests in flight. All clocks share one timer."""
+    """The clocks (deadlines) of all requests in flight. All clocks share one timer."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -225,7 +227,7 @@ class Clocks:
             self._timer = self._loop.call_at(deadline, self._look)
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timer that all clocks share."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -350,7 +352,7 @@ class Functions:
         return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a sync function in a daemon thread, and return its result. Raises UsageError if no thread is free."""
+        """Call a sync function in a daemon thread, and return its result. Raises UsageError if too many threads run."""
         if not self._room.acquire(blocking=False):
             raise UsageError(f"{_MAX_THREADS} functions that answer are still running; make them return sooner.")
         context, answer = contextvars.copy_context(), Future[Any]()

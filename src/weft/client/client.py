@@ -197,8 +197,8 @@ class Client:
             print(result.text)
 
     Without `async with`, call `connect` first and `close` at the end. Different tasks may call these two methods. Pass
-    functions (`elicit`, `sample`, `roots` …) to answer the server's questions. If a function is passed, the client
-    declares the capability for it.
+    functions (`elicit`, `sample`, `roots` …) to answer the server's questions. Passing a function also declares the
+    matching capability to the server.
     """
 
     _opening = "async with"  # how a program opens this client, for error messages
@@ -415,7 +415,7 @@ class Client:
 
     @property
     def transport(self) -> Transport:
-        """The transport of this connection. If the server is a child process, it has `stderr` and `pid`."""
+        """The transport of this connection. If the server is a child process, the transport has `stderr` and `pid`."""
         return self._connected().transport
 
     def _facts(self) -> ServerHello:
@@ -430,7 +430,10 @@ class Client:
     # --- tools
 
     async def list_tools(self) -> list[Tool]:
-        """Return all tools of the server, without tools whose `x-mcp-header` annotations are invalid."""
+        """Return all tools of the server.
+
+        In the stateless era over HTTP, tools with invalid `x-mcp-header` annotations are left out.
+        """
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
         return self._toolbox.learn(tools, mirrors=self._mirrors(), is_complete=True)
 
@@ -606,7 +609,7 @@ class Client:
     ) -> Listening:
         """Return an async iterator over changes of the server's lists and of the resources in `uris`.
 
-        Without arguments, it returns the changes of all lists: tools, prompts and resources.
+        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
@@ -706,7 +709,7 @@ class JoinedTool:
     client: Client  # the client of the server that has the tool
 
     async def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call the tool on its server, with the options of `Client.call_tool`."""
+        """Call the tool on its server. `options` are the keyword arguments of `Client.call_tool`."""
         return await self.client.call_tool(self.tool.name, arguments, **options)
 
 

@@ -133,8 +133,8 @@ class ServerRequestHandlers:
         """Answer one request of the server, and return the result to send. `params` is a mapping or raw JSON.
 
         Raises a ProtocolError, which is sent to the server. Its code is -32601 if the capability was not declared,
-        -32602 if the question breaks the rules, and -1 if the program refuses a sampling request. It is -32603 if the
-        server asks too often, if the program's function fails, or if its answer cannot be sent.
+        -32602 if the question breaks the rules, and -1 if the program refuses a sampling request. The code is -32603 if
+        the server asks too often, if the program's function fails, or if the function's answer cannot be sent.
         """
         if (answer := self._answers.get(method)) is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
@@ -166,7 +166,7 @@ class ServerRequestHandlers:
             self._logs.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
-        """Cancel the running call of the program's function `log`, and drop the log messages that wait for it."""
+        """Cancel the running call of the program's function `log`, and drop all waiting log messages."""
         if self._logs is not None:
             await self._logs.stop()
 
@@ -174,7 +174,7 @@ class ServerRequestHandlers:
         """Call `confirm` before a tool call is sent, and return the arguments to send.
 
         `confirm` gets a copy of the arguments, so it cannot change the arguments that are sent. It is called for every
-        tool, also if the server marks the tool as harmless. Raises CallDeclined unless `confirm` returns True.
+        tool, even if the server marks the tool as harmless. Raises CallDeclined unless `confirm` returns True.
         """
         as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
         if await self._call(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
@@ -325,7 +325,7 @@ def changes_code(variable: str) -> bool:
 
 
 def visible(text: str) -> str:
-    r"""Return the text with all characters escaped that a terminal would not show.
+    r"""Return the text with all non-printable characters escaped.
 
     >>> visible("a\x1b[8mb")
     'a\\x1b[8mb'

@@ -44,8 +44,8 @@ class FormQuestion:
 class UrlQuestion:
     """A web page for the user to visit (URL elicitation). Show the whole `url`, and emphasize the `host`.
 
-    First ask the user for consent. Then open the page in a browser, where neither this program nor a model can read it.
-    Do not fetch the page.
+    Do not fetch the page. Ask the user for consent, then open the page in a browser, where neither this program nor a
+    model can read it.
     """
 
     message: str
@@ -148,7 +148,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_page(url: str) -> tuple[str, tuple[str, ...]]:
-    """Return the host of a web page for the user, and warnings about the host.
+    """Return the host of a web page that the user is asked to visit, and warnings about the host.
 
     Raises InvalidParams unless `url` uses https, or http on this machine, and has no password.
     """

@@ -51,7 +51,7 @@ class ToolResult(Result, kw_only=True):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError. If the name is an attribute in another SDK, the message says what to use here."""
+            """Raise AttributeError. If another SDK has this attribute, the message says what to use instead."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ToolResult(Result, kw_only=True):
 
 
 def _shown(block: ContentBlock) -> str:
-    """Return the text of a block, or a note about its kind and size if it is not text.
+    """Return the text of a content block. For a block without text, return a note that describes the block.
 
     >>> _shown(ImageContent("R0lGODlh", "image/gif"))
     '[image, image/gif, 6 bytes]'

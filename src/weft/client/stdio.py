@@ -60,8 +60,8 @@ def default_environment() -> dict[str, str]:
 class StdioTransport(PipeTransport):
     """A connection to a server that runs as a child process, over its stdin and stdout.
 
-    The target's `on_stderr` is called with each line that the child writes to stderr. For example, it can be `print`.
-    The last 64 KiB of these lines are always in `stderr`.
+    The target's function `on_stderr` is called with each line that the child writes to stderr. The property `stderr`
+    always has the last 64 KiB of this output.
     """
 
     kind = "stdio"
@@ -133,7 +133,7 @@ class StdioTransport(PipeTransport):
     def ended(self, child: _Child, how: str) -> None:
         """Fail all pending requests, because `child` has ended. Do nothing if a newer child has replaced it.
 
-        `how` says in the error message how the child ended.
+        `how` describes the child's end in the error message.
         """
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
@@ -153,9 +153,9 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """Return the last lines as a sentence for an error message.
+        """Return the last lines of stderr as a sentence for an error message.
 
-        Returns "" if there is an `on_stderr` function, because the program has got the lines already.
+        Returns "" if there is an `on_stderr` function, because this function has already got the lines.
         """
         if self._on_line is not None:
             return ""
@@ -329,7 +329,7 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the client ends the child
 
     async def end(self, seconds: float) -> None:
-        """End the process and all processes that it started. If the caller is cancelled, that continues.
+        """End the process and all processes that it started, even if the caller is cancelled meanwhile.
 
         `seconds` is how long to wait after each step: closing stdin, SIGTERM, SIGKILL.
         """

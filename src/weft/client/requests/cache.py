@@ -116,9 +116,9 @@ class MemoryCacheStore:
         return entry
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Store an entry, unless it is larger than the whole store.
+        """Store an entry, unless it is too large for the store.
 
-        Drop the least recently used entries until the limits are met.
+        If the store is full, drop the least recently used entries.
         """
         self._remove(key)
         size = _size(key, entry)
@@ -175,7 +175,7 @@ class ResponseCache:
     def note_change(self, method: str) -> None:
         """Record that the server's results for `method` have changed.
 
-        If a request was sent before the change, its result is then not cached.
+        Results of requests that are in flight now will not be cached.
         """
         self.changes += 1
         self._changed[method] = self.changes
@@ -271,7 +271,7 @@ class CacheView:
             await self.cache.store.drop(self.server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """Return the partition in which the result is stored, or `_NOWHERE` if it is not stored.
+        """Return the partition that has the result with this key, or `_NOWHERE` if no partition has it.
 
         For a page of a list, return the partition of the first page. The private partition is searched first, then the
         public partition (None).
@@ -319,9 +319,9 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """Return a name that no other object gets. The same object gets the same name in every call.
+    """Return a name that is unique to this object. The same object gets the same name in every call.
 
-    The exception is an object that cannot be hashed or weakly referenced. It gets a new name in every call.
+    Only an object that cannot be hashed or weakly referenced gets a new name in every call.
     """
     try:
         if owner not in _names:
@@ -354,7 +354,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """Return how many seconds a result is fresh (0 or less: do not cache it), and whether all clients may share it."""
+    """Return for how many seconds a result is fresh (0 or less: not at all), and whether all clients may share it."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
@@ -394,7 +394,7 @@ _ACCEPT = "This is an error of the server; `check_output=False` accepts such res
 
 @dataclass(slots=True)
 class _Known:
-    """The parts of a tool's description that are needed to call it and to check its results."""
+    """The parts of a tool's description that are needed to call the tool and to check its results."""
 
     mirrors: tuple[Mirror, ...]
     output_schema: Mapping[str, Any] | None
@@ -402,7 +402,7 @@ class _Known:
 
 
 class Toolbox:
-    """The tools that the server has listed so far. Creates headers for tool calls, and checks results."""
+    """The tools that the server has listed so far. Creates headers for tool calls, and checks the results of tools."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}  # by name

@@ -107,7 +107,7 @@ class Exchange:
         return self._rounds(method, params, options, partial(_read, type))
 
     def request_page(self, method: str, params: Mapping[str, Any], type: type[R]) -> Awaitable[tuple[R, bytes]]:
-        """Send a request, answer the server's questions, and return the decoded result and the encoded result."""
+        """Send a request, answer the server's questions, and return the result twice: decoded, and as JSON bytes."""
         return self._rounds(method, params, Options(), partial(_read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
@@ -151,8 +151,9 @@ class Exchange:
         """Send a request and return its encoded result.
 
         The request is sent a second time if the server no longer accepts the session or the protocol version, or if an
-        HTTP connection failed and the request only reads. Raises ConnectionFailed if the session ended after the server
-        had accepted the request, unless the request only reads.
+        HTTP connection failed and the request only reads. If the user must visit web pages first, the request is
+        repeated after the visits. Raises ConnectionFailed if the session ended after the server had accepted the
+        request, unless the request only reads.
         """
         link = self.link
         if link.settling is not None:
@@ -267,7 +268,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """Add `meta`, `answers` and `state` to the params of a call, unless they are None. Return the params."""
+    """Add `meta`, `answers` and `state`, where they are not None, to the params of a call. Return the params."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -280,7 +281,7 @@ def with_rounds(
 async def _together(questions: list[Any]) -> list[Any]:
     """Await all `questions` concurrently, and return their results.
 
-    If one question fails, the other questions are cancelled, and its exception is raised.
+    If one question fails, its exception is raised, and the other questions are cancelled.
     """
     tasks = [asyncio.ensure_future(question) for question in questions]
     try:
@@ -297,7 +298,7 @@ def _decoder(type: type[Result]) -> msgspec.json.Decoder[Any]:
 
 
 def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
-    """Decode a result of this type, or decode the server's questions. Raises InvalidAnswer if `raw` is neither."""
+    """Decode `raw` as a result of this type, or as the server's questions. Raises InvalidAnswer if `raw` is neither."""
     try:
         result: R = _decoder(type).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -326,7 +327,10 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, method: str) -> dict[str, Any] | InputRequiredResult:
-    """Decode a result as a dict, or decode the server's questions. Raises InvalidAnswer if `raw` is neither."""
+    """Decode `raw` as a dict or, if the server asks questions, as these questions.
+
+    Raises InvalidAnswer if `raw` cannot be decoded.
+    """
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -465,9 +469,9 @@ class ListPages:
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Return whether the server has lists for a capability, such as "tools".
+        """Return whether the server has the list of a capability, such as "tools".
 
-        That is the case if the server has declared the capability, or has sent a notification that its list has
+        That is the case if the server has declared the capability, or has sent a notification that the list has
         changed. If neither is the case, the server is first asked for its capabilities again.
         """
         facts = self.facts()

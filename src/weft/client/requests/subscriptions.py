@@ -101,9 +101,9 @@ class Subscriptions:
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Pass a change or an acknowledgement to the `Listening` objects of its stream. Ignore other notifications.
 
-        The stream is named in the notification's `_meta`. If `_meta` does not name a stream, it is the stream of the
-        request `origin`. If `origin` is None, all `Listening` objects get the notification. Objects on the standalone
-        stream get the notifications of all streams. Each object gets only the changes that it has requested.
+        The stream is named in the notification's `_meta`, or else it is the stream of the request with the id `origin`.
+        If `origin` is None, too, all `Listening` objects get the notification. Objects on the standalone stream get the
+        notifications of all streams. Each object gets only the changes that it has requested.
         """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
@@ -262,7 +262,7 @@ class Listening:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """End the iteration. It raises `failure`, or stops without an error if `failure` is None."""
+        """End the iteration. The iterator then raises `failure`, or stops without an error if `failure` is None."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -280,7 +280,7 @@ class Listening:
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
-        """Record that the server has accepted the subscription. `honoured` are the changes that it will send.
+        """Record that the server has accepted the subscription and will send the changes in `honoured`.
 
         If the server had accepted an earlier attempt, too, a `StreamReopened` is added to the queue.
         """
@@ -297,7 +297,7 @@ class Listening:
             patience.reschedule(None)
 
     async def subscribe_again(self) -> None:
-        """Subscribe again after a new negotiation. The new era can be another one than before."""
+        """Subscribe again after a new negotiation, which may have changed the era."""
         if self._task is not None:  # it opens its stream again when that fails
             return
         link = self._subscriptions.link
