@@ -50,7 +50,7 @@ __all__ = ["Client", "JoinedTool", "Listening", "join_tools"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Seconds between checks for Ctrl-C, which on Windows does not interrupt a thread that waits for another.
+# Seconds between checks for Ctrl-C. On Windows, Ctrl-C does not interrupt a thread that waits for another thread.
 _POLL: Final = 0.2 if sys.platform == "win32" else None
 _END_SECONDS = 15.0  # how long to wait until the client is closed and its thread has ended
 
@@ -59,10 +59,10 @@ class _LoopThread:
     """An event loop that runs in a daemon thread."""
 
     def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._last = last  # called and awaited at the end
+        self._last = last  # called and awaited before the loop ends
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()  # set when the loop is to end
-        self._lock = threading.Lock()  # prevents that work is given to a loop that has ended
+        self._lock = threading.Lock()  # prevents that a coroutine is given to a loop that has ended
         self.is_over = False  # the loop has ended
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
         self._thread.start()
@@ -70,8 +70,8 @@ class _LoopThread:
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the loop, and wait for its result. Ctrl-C cancels the coroutine.
 
-        Raises UsageError if this is called in the loop's thread, or the loop has ended. Raises ConnectionFailed if the
-        loop ends meanwhile.
+        Raises UsageError if this is called in the loop's thread, or if the loop has ended. Raises ConnectionFailed if
+        the loop ends before the coroutine does.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -94,7 +94,7 @@ class _LoopThread:
     def end(self) -> None:
         """End the loop, and wait until its thread has ended.
 
-        A call in the loop's own thread, for example by a finalizer, does not wait.
+        If this is called in the loop's own thread, for example by a finalizer, it does not wait.
         """
         with self._lock:
             if self.is_over or not self._thread.is_alive():
@@ -123,13 +123,13 @@ def _result(future: Future[R]) -> R:
 
 
 class _LoopClient(AsyncClient):
-    """The async client that does the work of a `Client`."""
+    """The async client that does the work of a `weft.sync.Client`."""
 
     _opening = "with"
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
-    """Return whether the server at `url` runs in `loop`. If so, a blocking call to it from `loop` would never end.
+    """Return whether the server at `url` runs in `loop`. A blocking call from `loop` to such a server would never end.
 
     An event loop has no list of its servers, so all objects of the process are searched for asyncio and uvloop servers.
     """
@@ -179,7 +179,7 @@ _call_tool: Callable[..., Any] = _blocking(AsyncClient.call_tool)
 
 
 class Client:
-    """A connection to one server for programs without asyncio. It has the parameters and methods of `weft.Client`.
+    """A client for one server, for programs without asyncio. It has the parameters and methods of `weft.Client`.
 
     with Client(["uvx", "mcp-server-time"]) as client:
         print([tool.name for tool in client.list_tools()])
@@ -211,7 +211,10 @@ class Client:
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
-        """Raise UsageError if the server runs in the event loop of this thread, which a blocking call would block."""
+        """Raise UsageError if the server runs in the event loop of this thread.
+
+        A blocking call would block this event loop, so the server could not answer.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -248,13 +251,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. The client cannot be used again. This can be called from any thread, and twice."""
+        """Close the connection. The client cannot be used again. Any thread can call this, and more than once."""
         if self._finalizer is not None:
             self._finalizer()
 
     @property
     def _is_closed(self) -> bool:
-        """Whether the client was closed."""
         return self._thread is not None and self._thread.is_over
 
     connect = _blocking(AsyncClient.connect)
@@ -264,7 +266,7 @@ class Client:
 
     @property
     def era(self) -> str:
-        """The era of this connection: "stateless" or "session"."""
+        """The era (family of protocol versions) of this connection: "stateless" or "session"."""
         return self._asynchronous.era
 
     @property
@@ -274,7 +276,7 @@ class Client:
 
     @property
     def server_info(self) -> Implementation | None:
-        """Name and version of the server, or None if the server did not send them."""
+        """The name and version of the server, or None if the server did not send them."""
         return self._asynchronous.server_info
 
     @property
@@ -284,12 +286,12 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions on how to use the server, or None if it sent none."""
+        """The server's text on how to use its features, or None if the server did not send a text."""
         return self._asynchronous.instructions
 
     @property
     def transport(self) -> Transport:
-        """The transport of this connection. For a child process it has `stderr` and `pid`."""
+        """The transport of this connection. If the server is a child process, the transport has `stderr` and `pid`."""
         return self._asynchronous.transport
 
     # --- requests
@@ -328,7 +330,9 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Return an iterator over changes of lists and of the resources `uris`. Default: the changes of all lists.
+        """Return an iterator over changes of the server's lists and of the resources in `uris`.
+
+        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
@@ -341,7 +345,7 @@ class Client:
 class Listening:
     """An iterator over the changes of a server.
 
-    `with` waits until the server has accepted the subscription. At its end, the subscription is ended.
+    `with` waits until the server has accepted the subscription. At the end of the block, the subscription is ended.
     """
 
     _listening: AsyncListening
@@ -372,7 +376,7 @@ class Listening:
         return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Return the result of a coroutine, or None if the coroutine fails because the client is closed."""
+        """Run a coroutine and return its result. Return None if the coroutine fails because the client is closed."""
         try:
             return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
@@ -386,17 +390,20 @@ class JoinedTool:
     """A tool with a name that is unique among the tools of several servers."""
 
     name: str  # such as `flights__book`
-    tool: Tool  # the description from its server, with the server's name for the tool
+    tool: Tool  # the server's description; `tool.name` is the name that the server uses
     client: Client  # the client of the server that has the tool
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call the tool on its server, with the options of `Client.call_tool`."""
+        """Call the tool on its server. `options` are the keyword arguments of `Client.call_tool`."""
         result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
         return result
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of connected clients by unique names: the client's key in `clients`, `__`, the tool's name.
+    """Return the tools of several connected clients, by unique names such as `flights__book`.
+
+    A unique name is the client's key in `clients`, then `__`, then the tool's name. Raises UsageError for an invalid
+    key.
 
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})

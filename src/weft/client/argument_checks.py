@@ -22,17 +22,18 @@ from weft.types.base import LogLevel
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Folders whose frames are removed: Weft, and `concurrent.futures`, which `weft.sync` uses.
+# Folders whose frames are removed from tracebacks: Weft, and `concurrent.futures`, which `weft.sync` uses.
 _HIDDEN = (str(Path(__file__).parents[1]), str(Path(futures.__file__).parent))
 _DEEPEST = 50  # how deep params are searched for the value that is not JSON
+# Limits that may be 0. In the first set, 0 turns a feature off. In the second set, 0 means "no limit".
 _OFF_BY_0 = {"cache_bytes", "cache_entries", "input_requests", "redirects", "resumptions", "rounds"}
 _UNLIMITED_BY_0 = {"asks_per_minute", "completions_per_second"}
 
 
 def trim_traceback(error: BaseException) -> None:
-    """Remove Weft's frames from the traceback of a Weft error, because its message says enough.
+    """Remove Weft's frames from the traceback of a WeftError, because the error message says enough.
 
-    The frames of the program's own functions stay. Other exceptions are not changed.
+    The frames of the program's functions stay. Exceptions of other types are not changed.
     """
     if not isinstance(error, WeftError):
         return
@@ -48,12 +49,12 @@ def trim_traceback(error: BaseException) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value for an error message. The value itself may be secret, so it is not shown."""
+    """Return a text for error messages that names the type of a value, but not the value, which may be secret."""
     return f"something of the type {type(value).__name__!r}"
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError unless `function` is None, or can be called as `form` shows.
+    """Raise UsageError if `function` cannot be called with the arguments in `form`. None is accepted.
 
     `form` is the name of the option and, in parentheses, the arguments, such as "elicit(question)".
 
@@ -79,7 +80,9 @@ argument: 'fields'.
 
 
 def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
-    """Check `extensions=`, and return the extensions with their settings. Raises UsageError if they are invalid.
+    """Check the client option `extensions=`, and return the settings of each extension by its identifier.
+
+    Raises UsageError if `given`, the value of the option, is invalid.
 
     >>> read_extensions({"com.example/search": {"depth": 3}})
     {'com.example/search': {'depth': 3}}
@@ -96,7 +99,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_limits(limits: ClientLimits) -> None:
-    """Raise UsageError if a limit has an impossible value.
+    """Raise UsageError if a limit has an invalid type or value.
 
     >>> check_limits(ClientLimits(asks_at_once=0))
     Traceback (most recent call last):
@@ -117,7 +120,9 @@ def check_limits(limits: ClientLimits) -> None:
 
 
 def check_tls(tls: Any) -> None:
-    """Raise UsageError unless `tls` is an SSL context or None. The HTTP library would take False for "do not check".
+    """Raise UsageError unless `tls` is an SSL context or None.
+
+    False is refused, too, because with False the HTTP library would not check certificates.
 
     >>> check_tls("ca.pem")
     Traceback (most recent call last):
@@ -133,7 +138,7 @@ ssl.create_default_context(cafile=...).
 
 
 def check_timeout(seconds: Any) -> None:
-    """Raise UsageError unless `seconds` is None or a number that is not negative.
+    """Raise UsageError unless `seconds` is None, 0 or a positive number.
 
     >>> check_timeout("5")
     Traceback (most recent call last):
@@ -146,7 +151,7 @@ def check_timeout(seconds: Any) -> None:
 
 
 def read_level(level: Any) -> LogLevel:
-    """Return `level` in lower case. Raises UsageError, with a list of all log levels, if it is not a log level.
+    """Return `level` in lower case. Raises UsageError if `level` is not a log level.
 
     >>> read_level("INFO")
     'info'
@@ -158,14 +163,17 @@ def read_level(level: Any) -> LogLevel:
 
 
 def other_loop() -> UsageError:
-    """Return the error for a client that was connected in one `asyncio.run` and is used in another."""
+    """Return the error for a client that is used in another event loop than the one that connected it."""
     return UsageError(
         "The client was connected in another event loop; use it within one asyncio.run(...), or use weft.sync.Client."
     )
 
 
 def not_connected(opening: str, *, was_closed: bool) -> UsageError:
-    """Return the error for a client that is not connected. `opening` is `with` or `async with`.
+    """Return the error for a client that is used while it is not connected.
+
+    `opening` is the statement that opens the client: "with" or "async with". `was_closed` says whether the client was
+    closed before.
 
     >>> print(not_connected("async with", was_closed=False))
     The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
@@ -179,7 +187,10 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Decorate `call_tool` so that an unknown option raises a UsageError that explains where tool arguments go."""
+    """Decorate `call_tool` so that an unknown keyword argument raises UsageError instead of TypeError.
+
+    The error message says that the arguments of a tool go in a dictionary.
+    """
 
     @functools.wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -202,7 +213,7 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
 def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
     """Return all arguments as strings. Numbers and booleans become JSON text. Raises UsageError for other values.
 
-    `whose` says in the error what the arguments belong to.
+    `whose` names the owner of the arguments in the error message, such as "the prompt 'haiku'".
 
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
@@ -215,7 +226,9 @@ def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
 
 
 def check_text(name: str, value: Any, whose: str) -> str:
-    """Return the value of an argument. Raises UsageError if it is not a string.
+    """Return `value` if it is a string. Otherwise raise UsageError.
+
+    The error message names the argument (`name`) and its owner (`whose`).
 
     >>> check_text("day", 1, "the prompt 'plan'")
     Traceback (most recent call last):
@@ -230,7 +243,10 @@ def check_text(name: str, value: Any, whose: str) -> str:
 
 
 def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
-    """Return `write(*args)`. If that fails, raise a UsageError that names the value in `params` that is not JSON.
+    """Call `write(*args)`, which encodes a request as JSON, and return the bytes.
+
+    Raises UsageError if a value in `params` cannot be written as JSON. The error message names `method` and the place
+    of the value.
 
     >>> params = {"arguments": {"days": [1, object()]}}
     >>> write_json("tools/call", params, msgspec.json.encode, params)
@@ -264,7 +280,10 @@ def _check_numbers(method: str, params: Any) -> None:
 
 
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
-    """Find the innermost part of a value that cannot be written as JSON. Return where it is, and the part itself."""
+    """Find the innermost part of `value` that cannot be written as JSON. Return the part's place and the part.
+
+    `place` is the place of `value`, such as `days[1]`. At most `depth` levels are searched.
+    """
     for where, part in _parts(place, value) if depth else ():
         if not _is_json(part):
             return _culprit(where, part, depth - 1)
@@ -272,7 +291,10 @@ def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
 
 
 def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the members of a dict or list, each with its place, such as `days[1]`. Other values have no members."""
+    """Return the members of a dict or list, each with its place, such as `days[1]`. Return [] for other values.
+
+    `place` is the place of `value` itself.
+    """
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]

@@ -1,10 +1,10 @@
-"""Keep the deadlines of requests and streams, and call the program's functions.
+"""Watch the deadlines of requests and streams, and call the program's functions.
 
 This module decides when a request has timed out, when a silent stream counts as lost, and how long to wait before a
-retry. It also decides in which order callbacks run and how many calls may wait. It sends nothing.
+retry. It also decides in which order callbacks run and how many of them may wait. It sends no messages.
 
-An async function is awaited. A sync function that answers a question runs in a thread, because it would block the event
-loop.
+An async function is awaited. A sync function that answers a question runs in a thread, so that it does not block the
+event loop.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from weft.types.base import RequestId
 
 log = logging.getLogger("weft.client")
 
-TURN_SECONDS = 0.005  # how long a stream is read without a pause, before other tasks may run
+TURN_SECONDS = 0.005  # how many seconds a stream is read before other tasks may run
 
 _FAILED = "The function that was given as %s= failed."
 _END_SECONDS = 2.0  # how long to wait for a cancelled callback to end
-_LONGEST_PAUSE = 30.0  # seconds before a retry, if the server asked for nothing else
-_WAITING_BYTES = 4 * 1024 * 1024  # total size of the messages that wait for a callback
+_LONGEST_PAUSE = 30.0  # longest pause before a retry in seconds, if the server did not ask for a pause
+_WAITING_BYTES = 4 * 1024 * 1024  # maximum total size of the messages that wait for a callback
 _STEADY_SECONDS = 5.0  # a stream that stays open this long resets the count of brief streams
-_MOST_BRIEF = 5  # brief streams in a row are counted up to this number, which means a pause of four seconds
-_SHORTEST_PAUSE = 0.1  # seconds; also if the server asks for less, so that the client does not loop
-_LONGEST_ASKED = 600.0  # seconds; also if the server asks for more, so that the stream is opened again
+_MOST_BRIEF = 5  # highest count of brief streams in a row, which means a pause of four seconds
+_SHORTEST_PAUSE = 0.1  # shortest pause in seconds, even if the server asks for less
+_LONGEST_ASKED = 600.0  # longest pause in seconds, even if the server asks for more
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
-    """Return the seconds to wait before a retry.
+    """Return how many seconds to wait before a retry.
 
-    `asked` is the time in ms that the server asked for. The result is that time, but at least 0.1 and at most 600
-    seconds. Without `asked`, the time grows with the number of the attempt.
+    `asked` is the pause in milliseconds that the server asked for. The result is this pause, but at least 0.1 and at
+    most 600 seconds. Without `asked`, the pause doubles with each `attempt` (the first is 0) up to about 30 seconds.
 
     >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
     (0.5, 600.0)
@@ -59,8 +59,8 @@ def pause(attempt: int, asked: int | None = None) -> float:
 class Attempts:
     """Counts the failed attempts to open a stream, and computes the pause before the next attempt.
 
-    If a server opens a stream and soon closes it, the attempt does not count as failed. But if that happens again and
-    again, the pauses grow as they do after failed attempts.
+    If a server opens a stream and closes it after a short time, the attempt does not count as failed. But if that
+    happens several times in a row, the pauses grow as they do after failed attempts.
     """
 
     def __init__(self) -> None:
@@ -68,15 +68,15 @@ class Attempts:
         self._brief = 0  # streams in a row that were open for a short time only
 
     def took(self, stood: float) -> None:
-        """Note that the stream was opened, and stayed open for `stood` seconds."""
+        """Record that a stream was opened and stayed open for `stood` seconds. Set the count of failures to 0."""
         self.failed = 0
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
     def pause(self, asked: int | None = None) -> float:
-        """Return the seconds to wait before the next attempt, and count that attempt as failed.
+        """Return the seconds to wait before the next attempt, and add 1 to the count of failures.
 
-        If it succeeds, call `took`, which sets the count back to 0. `asked` is the time in ms that the server asked
-        for.
+        If the next attempt succeeds, call `took`, which sets the count back to 0. `asked` is the pause in milliseconds
+        that the server asked for, or None.
         """
         seconds = pause(max(self.failed, self._brief - 1), asked)
         self.failed += 1
@@ -85,22 +85,22 @@ class Attempts:
 
 @dataclass(slots=True)
 class StreamWatchdog:
-    """Decides when a silent stream counts as lost. The network may be cut although the stream was not closed.
+    """Computes by when the next chunk must arrive on a stream, to detect that the connection was lost.
 
-    Many servers send keep-alive comments on a stream. After the first such comment, a long silence means that the
-    stream is lost. On a stream without keep-alive comments, silence means nothing.
+    Many servers regularly send keep-alive comments on a stream. If such a stream is silent for a long time, it counts
+    as lost. On a stream without keep-alive comments, a long silence is normal.
     """
 
-    seconds: float  # how long a silence may be, at least
+    seconds: float  # a silence of up to this length never counts as lost
     now: float  # when the last chunk arrived
     _longest: float = 0.0  # longest time between two chunks so far
     _is_kept_alive: bool = False
 
     def received(self, chunk: bytes, now: float) -> float | None:
-        """Note that a chunk has arrived. Return the time by which the next chunk must arrive, or None for no limit.
+        """Record that a chunk arrived at the time `now`. Return the deadline for the next chunk, or None.
 
-        There is no limit before the first keep-alive comment. After it, the next chunk may take as long as the
-        watchdog's `seconds`, or three times the longest pause so far, if that is longer.
+        Before the first keep-alive comment, there is no deadline (None). After this comment, the next chunk may take as
+        long as the watchdog's `seconds`, or three times the longest pause so far, if that is longer.
 
         >>> watchdog = StreamWatchdog(60, now=0)
         >>> chunks = [(b"data: hello", 10), (b":", 25), (b": still here", 125)]
@@ -115,37 +115,37 @@ class StreamWatchdog:
 
 @dataclass(slots=True, eq=False)
 class Clock:
-    """The deadline of a request. Each progress message moves the deadline, but never beyond a hard maximum.
+    """The deadline of one request. Each progress message moves the deadline, but never beyond a hard maximum.
 
     While the server waits for the client's answer to a question, only the hard maximum counts, so that a user has time
-    to think. When the deadline passes, the clock cancels the task that waits for the request. That task can then call
+    to think. When the deadline passes, the clock cancels the task that waits for the response. That task can then call
     `has_run_out` to find out why it was cancelled.
     """
 
     clocks: Clocks
     task: asyncio.Task[Any]
-    cancelling: int  # cancellations of the task that other code had requested before
+    cancelling: int  # how often other code had cancelled the task before the clock started
     seconds: float  # how long the request may take without progress
-    end: float  # the hard maximum
+    end: float  # the hard maximum: the latest possible deadline
     deadline: float
-    queue: CallbackQueue | None  # calls the program's function for progress; None if there is none
-    failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
-    _holds: int = 0  # questions of the server that are being answered for this request
+    queue: CallbackQueue | None  # calls the program's progress function, if there is one
+    failure: WeftError | None = None  # the error to raise instead of RequestTimeout
+    _holds: int = 0  # number of calls of `hold` that were not undone by `release`
     _is_over: bool = False  # True once the clock has cancelled the task
 
     def wind(self) -> None:
-        """Move the deadline, because there was progress."""
+        """Set the deadline to `seconds` from now, because there was progress. Do nothing while `hold` is in effect."""
         if self._holds == 0:
             self.deadline = min(self.clocks.now() + self.seconds, self.end)
             self.clocks.expect(self.deadline)
 
     def hold(self) -> None:
-        """Pause the deadline while the client answers a question of the server. The hard maximum still counts."""
+        """Set the deadline to the hard maximum until `release`, because the client answers a question of the server."""
         self._holds += 1
         self.deadline = self.end
 
     def release(self) -> None:
-        """Set the deadline again after a pause."""
+        """Undo one call of `hold`. If no other `hold` is in effect, set the deadline to `seconds` from now."""
         self._holds -= 1
         self.wind()
 
@@ -155,31 +155,37 @@ class Clock:
         return self.deadline >= self.end
 
     def fail(self, failure: WeftError | None = None) -> None:
-        """Cancel the task that waits for the request. The request then raises `failure`, or else RequestTimeout."""
+        """Cancel the task that waits for the response.
+
+        The task then raises `failure`, or RequestTimeout if `failure` is None.
+        """
         if not self._is_over:
             self._is_over = True
             self.failure = failure
             self.task.cancel()
 
     def has_run_out(self) -> bool:
-        """Return whether this clock, and no other code, cancelled the task. Call it once, after the CancelledError."""
+        """Return whether this clock cancelled the task. If other code has cancelled it, too, return False.
+
+        Call this only once, when the task gets its CancelledError.
+        """
         return self._is_over and self.task.uncancel() <= self.cancelling
 
 
 class Clocks:
-    """The clocks of all requests in flight. All clocks share one timer."""
+    """The clocks (deadlines) of all requests in flight. All clocks share one timer."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running: dict[RequestId, Clock] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._next = math.inf  # when the timer runs
+        self._next = math.inf  # the time at which the timer runs
 
     def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
-        """Start the clock of a request, which the current task sends.
+        """Start the clock of a request that the current task sends, and return the clock.
 
-        `seconds` is how long the request may take without progress, and `most` how long it may take in all. `queue`
-        calls the program's function for progress.
+        `seconds` is how long the request may take without progress. `most` is how long it may take in all. `queue`
+        calls the program's progress function, if there is one.
         """
         task = asyncio.current_task(self._loop)
         if task is None:
@@ -192,28 +198,28 @@ class Clocks:
         return clock
 
     def stop(self, request_id: RequestId) -> None:
-        """Remove the clock of a request that is over."""
+        """Remove the clock of a finished request."""
         self._running.pop(request_id, None)
 
     def get(self, request_id: RequestId | None) -> Clock | None:
-        """Return the clock of a request, or None if no such request is in flight."""
+        """Return the clock of the request with this id, or None if this request is not in flight."""
         return None if request_id is None else self._running.get(request_id)
 
     def all(self) -> list[Clock]:
-        """Return all clocks."""
+        """Return the clocks of all requests in flight."""
         return list(self._running.values())
 
     def check_loop(self) -> None:
-        """Raise UsageError if the running event loop is not the one that created the clocks."""
+        """Raise UsageError if the running event loop is not the loop in which this object was created."""
         if asyncio.get_running_loop() is not self._loop:
             raise other_loop()
 
     def now(self) -> float:
-        """Return the time of the event loop."""
+        """Return the current time of the event loop."""
         return self._loop.time()
 
     def expect(self, deadline: float) -> None:
-        """Set the timer to `deadline`, unless it is set to an earlier time."""
+        """Set the timer to `deadline`, unless the timer already runs at an earlier time."""
         if deadline < self._next:
             if self._timer is not None:
                 self._timer.cancel()
@@ -221,7 +227,7 @@ class Clocks:
             self._timer = self._loop.call_at(deadline, self._look)
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timer that all clocks share."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -236,11 +242,12 @@ class Clocks:
 
 
 class CallbackQueue:
-    """Calls a function of the program with each message, one call at a time. Later calls wait.
+    """Calls one function of the program, such as a progress function, one call at a time.
 
-    If more than `most` calls wait, or their messages are too large together, the oldest are dropped. A sync function
-    is called at once in the event loop, so it should be quick. An async function runs in a task. Raises UsageError if
-    the function cannot be called as `form` shows.
+    While a call runs, later calls wait in a queue. If more than `most` calls wait, or their messages are too large in
+    total, the oldest waiting calls are dropped. A sync function is called directly in the event loop, so it should be
+    quick. An async function runs in a task. Raises UsageError if `function` cannot be called with the arguments in
+    `form`, such as "on_log(message)".
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
@@ -254,7 +261,7 @@ class CallbackQueue:
         self._seldom = Seldom(log)  # rate-limited, because a server can send many messages to a function that fails
 
     def call(self, *arguments: Any, size: int = 0) -> None:
-        """Call the function, or queue the call if an earlier call still runs.
+        """Call the function with `arguments`, or queue the call if an earlier call still runs.
 
         `size` is the size of the message in bytes. The total size of the queued messages is limited.
         """
@@ -290,7 +297,7 @@ class CallbackQueue:
         return arguments
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` until all queued calls have ended. Then stop, and drop the calls that are left."""
+        """Wait at most `seconds` for all calls to end. Then cancel the running call and drop the waiting calls."""
         task = self._task
         if task is None or task.done() or task is asyncio.current_task():
             return
@@ -300,7 +307,7 @@ class CallbackQueue:
             await self.stop()
 
     async def stop(self) -> None:
-        """Drop all waiting calls, and cancel the call that runs."""
+        """Drop all waiting calls, and cancel the running call."""
         self._waiting.clear()
         self._bytes = 0
         task = self._task
@@ -310,17 +317,17 @@ class CallbackQueue:
 
 
 def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
-    """Return a queue for a function, or None if there is no function."""
+    """Return a `CallbackQueue` for `function`, or None if `function` is None."""
     return None if function is None else CallbackQueue(function, most, form)
 
 
-_MAX_THREADS = 16  # functions that run at the same time, including those whose question has timed out
+_MAX_THREADS = 16  # maximum number of threads, including those whose question has timed out
 
 
 async def settled(work: Awaitable[Any]) -> Any:
-    """Wait for an awaitable of the program, and return its result.
+    """Await `work`, an awaitable of the program, and return its result.
 
-    Raises RuntimeError if the awaitable raises CancelledError although the current task was not cancelled.
+    If `work` raises CancelledError although the current task was not cancelled, RuntimeError is raised instead.
     """
     try:
         return await work
@@ -332,20 +339,20 @@ async def settled(work: Awaitable[Any]) -> Any:
 
 
 class Functions:
-    """Calls functions of the program, and limits the number of threads for sync functions."""
+    """Calls sync and async functions of the program. Sync functions run in a limited number of threads."""
 
     def __init__(self) -> None:
-        self._room = threading.Semaphore(_MAX_THREADS)  # released by each thread, which may outlive its event loop
+        self._room = threading.Semaphore(_MAX_THREADS)  # not from asyncio, because a thread may outlive its event loop
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, sync or async, and return its result."""
+        """Call a sync or async function, and return its result."""
         if inspect.iscoroutinefunction(function):
             return await settled(function(*args))
         value = await self._in_thread(function, args)
         return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a sync function in a daemon thread. Raises UsageError if too many such threads still run."""
+        """Call a sync function in a daemon thread, and return its result. Raises UsageError if too many threads run."""
         if not self._room.acquire(blocking=False):
             raise UsageError(f"{_MAX_THREADS} functions that answer are still running; make them return sooner.")
         context, answer = contextvars.copy_context(), Future[Any]()

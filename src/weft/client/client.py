@@ -1,11 +1,11 @@
-"""Connect to a server and call it (`Client`), and join the tools of several clients (`join_tools`).
+"""Connect to a server and call it (`Client`), and combine the tools of several clients (`join_tools`).
 
 `Client` has the public methods, and opens and closes the connection. Other modules do the work. `Client` does not
 depend on the era or on the transport.
 
-`ConnectLock` lets only one task at a time connect, reconnect or negotiate again. A close interrupts that task. The
-interrupted task, and all tasks that wait for the lock, get a ConnectionFailed. The interrupted task ends the connection
-itself, so that nothing stays open if the closing task is cancelled.
+`ConnectLock` lets only one task at a time connect, reconnect or negotiate again. A call of `close` interrupts that
+task. The interrupted task, and all tasks that wait for the lock, get a ConnectionFailed. The interrupted task ends the
+connection itself, so that nothing stays open if the closing task is cancelled.
 
 The name of a joined tool begins with the name that the program gave to the server, not with the name that the server
 gives itself. So no server can give a tool the name of another server's tool.
@@ -99,7 +99,7 @@ class ConnectLock:
         self._is_ending = False  # True while `_end` runs
         self._turn = asyncio.Lock()
         self._changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
-        self.closings = 0  # number of closes so far; a change that began before the latest close is interrupted
+        self.closings = 0  # how often `close` was called; tells a task whether a close came meanwhile
 
     @asynccontextmanager
     async def change(self) -> AsyncGenerator[None]:
@@ -127,7 +127,10 @@ class ConnectLock:
                 raise closed()
 
     async def _has_closed(self, task: asyncio.Task[Any], closings: int) -> bool:
-        """End the connection if the client was closed since there were `closings` closes. Return whether it was."""
+        """Return whether `close` was called since `self.closings` had the value `closings`.
+
+        If `close` was called, also end the connection. `task` is the task that holds the lock.
+        """
         if self._changing is None:
             task.uncancel()  # because `close` has cancelled this task
         self._changing = None
@@ -162,7 +165,7 @@ Arguments: TypeAlias = Mapping[str, Any] | None
 
 
 class CallOptions(TypedDict, total=False):
-    """The options of `call_tool`, for its overloads."""
+    """The keyword arguments of `Client.call_tool`, as a type for its overloads."""
 
     raise_on_error: bool
     timeout: float | None
@@ -172,24 +175,30 @@ class CallOptions(TypedDict, total=False):
     state: str | None
 
 
-_memory = Memory()  # which era each server speaks, for all clients of this process
+_memory = Memory()  # the era of each server; shared by all clients of this process
 
 
 class Client:
-    """A connection to one server, of either era, over any transport.
+    """A client for one server. It works with both eras and with any transport.
 
-    `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
-    or an `mcpServers` configuration: one of its entries, the whole configuration, or the `Path` of its file. If the
-    configuration has several entries, `server` is the name of the entry to use. `auth` is a login or a token (a
+    `target` says where the server is. It can be:
+
+    - a URL, or an `Http` object with a URL and options
+    - a command (list or text), or a `Command` object with a command and options
+    - a `Server` in this process, an ASGI app, or an `Asgi` object with an app and options
+    - a transport
+    - an `mcpServers` configuration: one of its entries, the whole configuration, or the `Path` of its file
+
+    If the configuration has several entries, `server` is the name of the entry to use. `auth` is a login or a token (a
     string), for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
             print(result.text)
 
-    Without `async with`, call `connect` first and `close` at the end. They can be called from different tasks. Pass
-    functions (`elicit`, `sample`, `roots` …) to answer the server's questions. Passing a function declares its
-    capability.
+    Without `async with`, call `connect` first and `close` at the end. Different tasks may call these two methods. Pass
+    functions (`elicit`, `sample`, `roots` …) to answer the server's questions. Passing a function also declares the
+    matching capability to the server.
     """
 
     _opening = "async with"  # how a program opens this client, for error messages
@@ -252,7 +261,7 @@ class Client:
         self._life = ConnectLock(self._end)
         self._opened: ClientConnection | None = None  # the connection, until it is closed completely
         self._link: ClientConnection | None = None  # the connection, while it is negotiated and open
-        self._welcome: ServerHello | None = None  # what the server said about itself in the negotiation
+        self._welcome: ServerHello | None = None  # name, capabilities and instructions of the server
 
     # --- opening and closing
 
@@ -274,7 +283,7 @@ class Client:
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, and find out which era the server speaks. Do nothing if the client is connected already."""
+        """Connect to the server, and negotiate the protocol version. Do nothing if the client is already connected."""
         async with self._life.change():
             if self._link is not None:
                 self._link.check_loop()
@@ -327,9 +336,10 @@ class Client:
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Negotiate with the server again, unless another task has done that already.
+        """Negotiate with the server again, unless another task has already done that.
 
-        `generation` is the value of `link.generation` when the request was sent. A new negotiation changes it.
+        `generation` is the value of `link.generation` when the request was sent. Each negotiation changes
+        `link.generation`.
         """
         async with self._life.change():
             if self._link is not link:
@@ -341,7 +351,8 @@ class Client:
     async def reconnect(self) -> None:
         """Close the connection and open it again. A child process is started again.
 
-        Over a pipe, requests in flight raise ConnectionFailed. Open `Listening` objects subscribe again.
+        Requests in flight raise ConnectionFailed, except over Streamable HTTP. Open `Listening` objects subscribe
+        again.
         """
         async with self._life.change():
             link = self._connected()
@@ -349,7 +360,7 @@ class Client:
             link.spawn(self._subscriptions.renewed())
 
     async def close(self) -> None:
-        """Close the connection, and interrupt `connect` if it runs.
+        """Close the connection. If `connect` still runs in another task, it is interrupted.
 
         Requests in flight raise ConnectionFailed. All tasks of the client are ended.
         """
@@ -379,7 +390,7 @@ class Client:
 
     @property
     def era(self) -> str:
-        """The era of this connection: "stateless" or "session"."""
+        """The era (family of protocol versions) of this connection: "stateless" or "session"."""
         return self._connected().era.name
 
     @property
@@ -389,7 +400,7 @@ class Client:
 
     @property
     def server_info(self) -> Implementation | None:
-        """Name and version of the server, or None if the server did not send them."""
+        """The name and version of the server, or None if the server did not send them."""
         return self._facts().server_info
 
     @property
@@ -399,12 +410,12 @@ class Client:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions on how to use the server, or None if it sent none."""
+        """The server's text on how to use its features, or None if the server did not send a text."""
         return self._facts().instructions
 
     @property
     def transport(self) -> Transport:
-        """The transport of this connection. For a child process it has `stderr` and `pid`."""
+        """The transport of this connection. If the server is a child process, the transport has `stderr` and `pid`."""
         return self._connected().transport
 
     def _facts(self) -> ServerHello:
@@ -419,18 +430,21 @@ class Client:
     # --- tools
 
     async def list_tools(self) -> list[Tool]:
-        """Return all tools of the server. A tool with invalid header annotations is left out."""
+        """Return all tools of the server.
+
+        In the stateless era over HTTP, tools with invalid `x-mcp-header` annotations are left out.
+        """
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
         return self._toolbox.learn(tools, mirrors=self._mirrors(), is_complete=True)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
-        """Return one page of tools. Pass its `next_cursor` as `cursor` to get the next page."""
+        """Return one page of tools. `cursor` is the `next_cursor` of the page before; None means the first page."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
         page.tools = self._toolbox.learn(page.tools, mirrors=self._mirrors())
         return page
 
     def _mirrors(self) -> bool:
-        """Return whether arguments of tools are repeated in HTTP headers."""
+        """Return whether tool arguments are also sent in HTTP headers."""
         link = self._connected()
         return link.era.mirrors_params and link.transport.stream_per_request
 
@@ -460,13 +474,13 @@ class Client:
     ) -> Any:
         """Call a tool and return its result.
 
-        If the tool fails, the result has `is_error`. If the server rejects the call, RemoteError is raised.
+        If the tool fails, the result has `is_error=True`. If the server rejects the call, RemoteError is raised.
 
         With `raise_on_error` or `result_type`, `ToolCallFailed` is raised if the tool fails. With `result_type`, the
         result is converted to this type. Raises InvalidAnswer if that is not possible.
 
-        If the client has `manual_input` and the server asks questions, `PendingQuestions` is raised. Then call again
-        with your `answers` and with the `state` of that exception.
+        If the client has `manual_input` and the server asks questions, `PendingQuestions` is raised. Then repeat the
+        call with your `answers` and with the `state` of that exception.
         """
         self._connected()
         given = arguments or {}
@@ -498,21 +512,24 @@ class Client:
     # --- resources
 
     async def list_resources(self) -> list[Resource]:
-        """Return all resources."""
+        """Return all resources of the server."""
         return await self._lists().all("resources/list", ListResourcesResult, lambda page: page.resources)
 
     async def list_resources_page(self, cursor: str | None = None) -> ListResourcesResult:
-        """Return one page of resources."""
+        """Return one page of resources. `cursor` is the `next_cursor` of the page before; None means the first page."""
         return await self._lists().one("resources/list", ListResourcesResult, cursor)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """Return all resource templates."""
+        """Return all resource templates of the server."""
         return await self._lists().all(
             "resources/templates/list", ListResourceTemplatesResult, lambda page: page.resource_templates
         )
 
     async def list_resource_templates_page(self, cursor: str | None = None) -> ListResourceTemplatesResult:
-        """Return one page of resource templates."""
+        """Return one page of resource templates.
+
+        `cursor` is the `next_cursor` of the page before; None means the first page.
+        """
         return await self._lists().one("resources/templates/list", ListResourceTemplatesResult, cursor)
 
     async def read_resource(
@@ -524,7 +541,10 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> ReadResourceResult:
-        """Read a resource. If the server has no resource with this URI, the RemoteError has `not_found`."""
+        """Return the contents of a resource.
+
+        If the server has no resource with this URI, RemoteError is raised with `not_found=True`.
+        """
         link = self._connected()
         params = with_rounds({"uri": uri}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
@@ -539,11 +559,11 @@ class Client:
     # --- prompts
 
     async def list_prompts(self) -> list[Prompt]:
-        """Return all prompts."""
+        """Return all prompts of the server."""
         return await self._lists().all("prompts/list", ListPromptsResult, lambda page: page.prompts)
 
     async def list_prompts_page(self, cursor: str | None = None) -> ListPromptsResult:
-        """Return one page of prompts."""
+        """Return one page of prompts. `cursor` is the `next_cursor` of the page before; None means the first page."""
         return await self._lists().one("prompts/list", ListPromptsResult, cursor)
 
     async def get_prompt(
@@ -556,7 +576,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> GetPromptResult:
-        """Return the messages of a prompt, filled in with arguments. Numbers and booleans are sent as JSON text."""
+        """Return the messages of a prompt with these arguments. Numbers and booleans are sent as JSON text."""
         self._connected()
         texts = as_texts(arguments, f"the prompt {name!r}")
         params = with_rounds({"name": name, "arguments": texts}, None, answers, state)
@@ -573,10 +593,10 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Return suggestions for an argument of a prompt or resource template. `value` is the text typed so far.
+        """Return suggestions for the value of an argument of a prompt or resource template.
 
-        Give either the name of the `prompt` or the URI of the `template`. `arguments` are the other arguments that
-        already have a value.
+        `argument` is the name of the argument, and `value` the text typed so far. Give either the name of the `prompt`
+        or the URI of the `template`. `arguments` are the other arguments that already have a value.
         """
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
@@ -587,7 +607,9 @@ class Client:
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Return an iterator over changes of lists and of the resources `uris`. Default: the changes of all lists.
+        """Return an async iterator over changes of the server's lists and of the resources in `uris`.
+
+        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
@@ -604,7 +626,7 @@ class Client:
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
-        """Ask the server to send log messages of `level` and above from now on."""
+        """Ask the server to send log messages of this level and of all more severe levels from now on."""
         link = self._connected()
         self._log_level = link.log_level = read_level(level)
         request = link.era.log_request(self._log_level)
@@ -628,9 +650,8 @@ class Client:
     ) -> dict[str, Any]:
         """Send a request with any method, and return its result as decoded JSON.
 
-        Questions of the server are answered as in other calls. `mirrored` is the name of a param. If the
-        era repeats params in headers, the value of this param is also sent in the header Mcp-Name, as some extensions
-        require.
+        Questions of the server are answered as in `call_tool`. `mirrored` is the name of a param. If the era repeats
+        params in headers, the value of this param is also sent in the header Mcp-Name, as some extensions require.
         """
         given = params or {}
         headers: Mapping[str, str] = NO_HEADERS
@@ -640,7 +661,7 @@ class Client:
         return await self._exchange.request_raw(method, given, options)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification with any method."""
+        """Send a notification with any method to the server."""
         link = self._connected()
         era, generation = link.era, link.generation
         try:
@@ -657,7 +678,11 @@ class Client:
     # --- internal
 
     def _receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Pass a notification of the server, except progress and cancellation, to all objects that need it."""
+        """Pass a notification of the server to the objects that use it, such as the cache.
+
+        Progress and cancellation notifications are handled elsewhere. `origin` is the id of the request on whose stream
+        the notification arrived, or None.
+        """
         self._handlers.receive(method, params)
         self._exchange.page_visits.receive(method, params)
         self._pages.receive(method)
@@ -680,16 +705,19 @@ class JoinedTool:
     """A tool with a name that is unique among the tools of several servers."""
 
     name: str  # such as `flights__book`
-    tool: Tool  # the description from its server, with the server's name for the tool
+    tool: Tool  # the server's description; `tool.name` is the name that the server uses
     client: Client  # the client of the server that has the tool
 
     async def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call the tool on its server, with the options of `Client.call_tool`."""
+        """Call the tool on its server. `options` are the keyword arguments of `Client.call_tool`."""
         return await self.client.call_tool(self.tool.name, arguments, **options)
 
 
 async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of connected clients by unique names: the client's key in `clients`, `__`, the tool's name.
+    """Return the tools of several connected clients, by unique names such as `flights__book`.
+
+    A unique name is the client's key in `clients`, then `__`, then the tool's name. Raises UsageError for an invalid
+    key.
 
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
@@ -703,7 +731,7 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """Return the unique name of a tool: the key of its client, `__`, the tool's name. Raises UsageError for a bad key.
+    """Return the unique name of a tool: `key`, then `__`, then the tool's name. Raises UsageError for an invalid key.
 
     A key must consist of letters and digits, with single "_", "-" or "." between them.
     """

@@ -4,13 +4,13 @@
     ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command: `Command`
     {"url": "https://…", "headers": {"Authorization": "Bearer …"}}   an entry with a URL
     {"command": "npx", "args": ["…"], "env": {…}, "cwd": "…"}        an entry with a command
-    {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; one is chosen
+    {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; `server=` chooses one
     Path("mcp.json")                                                 a file with such a configuration
 
 In an entry, `${NAME}` and `${env:NAME}` are replaced by a variable of the environment. `${NAME:-other}` is replaced by
-`other` if the variable is not set or empty. So a file can use a token without containing it. Nothing else is replaced.
-The names of the replaced variables are kept in `taken`, so that a program can show them. Error messages never contain
-their values.
+`other` if the variable is not set or empty. So a file can refer to a token without containing the token. Nothing else
+is replaced. The names of the replaced variables are stored in the target's `taken`, so that a program can show them.
+Error messages never contain the values of variables.
 
 A command is a program and its arguments. It is started without a shell, so `|`, `$HOME` and `*` have no special
 meaning. A URL is https, or http on this machine. This module does not connect, and starts no program.
@@ -47,7 +47,7 @@ _MAX_CONFIG_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """A server at a URL, with the options of the connection. The repr leaves out values that may be secret.
+    """The URL of a server, with options for the connection. The repr leaves out values that may be secret.
 
     >>> Http("https://flights.example/mcp", headers={"X-Key": "…"}, trust_env=True)
     Http(url='https://flights.example/mcp', trust_env=True, allow_insecure=False)
@@ -57,11 +57,11 @@ class Http:
     _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # sent with every request
     auth: Auth | str | None = field(default=None, repr=False)  # a login of `weft.auth`, or a token
-    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy, with its credentials
-    tls: ssl.SSLContext | None = field(default=None, repr=False)  # for private certificates
-    trust_env: bool = False  # take the proxy from the environment, if `proxy` is not given
+    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy; may contain credentials
+    tls: ssl.SSLContext | None = field(default=None, repr=False)  # SSL context, for example for a private CA
+    trust_env: bool = False  # read the proxy from the environment, if `proxy` is None
     allow_insecure: bool = False  # allow http to other machines
-    taken: tuple[str, ...] = field(default=(), repr=False)  # environment variables that were filled in
+    taken: tuple[str, ...] = field(default=(), repr=False)  # names of the environment variables that were filled in
 
     def __post_init__(self) -> None:
         check_url(self.url, allow_insecure=self.allow_insecure)
@@ -76,7 +76,7 @@ class Http:
 
 @dataclass(slots=True, init=False)
 class Command:
-    """A server to start as a child process. The repr leaves out the environment, which may contain secrets.
+    """A command that starts a server as a child process. The repr leaves out `env`, which may contain secrets.
 
     >>> Command("uvx mcp-server-time", env={"TOKEN": "…"})
     Command(command=('uvx', 'mcp-server-time'), cwd=None)
@@ -87,7 +87,7 @@ class Command:
     cwd: str | None
     on_stderr: Callable[[str], Any] | None = field(repr=False)  # called with each line of the child's stderr
     written: tuple[str, ...] = field(repr=False)  # the command before variables were filled in; empty if none were
-    taken: tuple[str, ...] = field(repr=False)  # environment variables that were filled in
+    taken: tuple[str, ...] = field(repr=False)  # names of the environment variables that were filled in
 
     def __init__(
         self,
@@ -109,7 +109,10 @@ class Command:
 
     @property
     def line(self) -> str:
-        """The command as one line, quoted for a shell. It shows `${NAME}`, not the value, which may be secret."""
+        """The command as one line, quoted for a shell.
+
+        Variables are shown as `${NAME}`, as in the configuration, because their values may be secret.
+        """
         return shlex.join(self.written or self.command)
 
     @property
@@ -121,7 +124,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Asgi:
-    """An ASGI application in this process, with the path of its MCP endpoint."""
+    """An ASGI application in this process, and the path of its MCP endpoint."""
 
     app: Any
     _: KW_ONLY
@@ -139,9 +142,9 @@ Target: TypeAlias = Http | Command
 
 
 def parse_target(target: object, *, server: str | None = None) -> Target:
-    """Return the target for a URL, a command or a configuration. Raises UsageError for anything else.
+    """Convert a URL, a command or a configuration to a target. Raises UsageError for any other value.
 
-    `server` is the name of the entry to use, if the configuration has several.
+    If the configuration has several entries, `server` is the name of the entry to use.
 
     >>> parse_target("python -m flights --verbose").command
     ('python', '-m', 'flights', '--verbose')
@@ -172,9 +175,10 @@ if the network is trusted.
 def read_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
 ) -> dict[str, Target]:
-    """Return all servers of an `mcpServers` configuration by name. `source` is a file, or its decoded content.
+    """Return all servers of an `mcpServers` configuration by name.
 
-    With `allow_insecure`, URLs may use http to other machines.
+    `source` is the path of the configuration file, or its decoded content. With `allow_insecure`, URLs may use http for
+    other machines.
 
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
     {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
@@ -187,22 +191,23 @@ def read_config(
 
 
 def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
-    """Return the server `name` of a configuration file. If `name` is None, the file must have only one server.
+    """Return the server `name` from a configuration file. If `name` is None, the file must have only one server.
 
-    The other entries are not checked.
+    The other servers in the file are not checked.
     """
     return _from_servers(_servers(_load(Path(path))), name)
 
 
 def is_config(target: Mapping[str, Any]) -> bool:
-    """Return whether `target` is a whole configuration, not a single entry."""
+    """Return whether `target` is a whole configuration with a dict of servers, not the entry of one server."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
-    """Raise UsageError unless a client may connect to the URL. It must be https, or http on this machine.
+    """Raise UsageError if a client must not connect to this URL.
 
-    With `allow_insecure`, http to other machines is allowed, too. A URL with a password or a fragment is refused.
+    The URL must use https, or http if its host is this machine. With `allow_insecure`, http is allowed for all hosts. A
+    URL with a user name, a password or a fragment is refused.
     """
     if "://" not in url:
         raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
@@ -229,7 +234,10 @@ _URL_FAULTS = {
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise UsageError if a header cannot be sent. The error does not show the header's value, which may be secret."""
+    """Raise UsageError if a header has an invalid name, or a newline or NUL in its value.
+
+    The error message does not contain the value, which may be secret.
+    """
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
             raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and NUL.")
@@ -278,7 +286,7 @@ def _from_servers(entries: Mapping[str, Any], server: str | None) -> Target:
 
 
 class _Entry(msgspec.Struct):
-    """An entry of a configuration. Other members are ignored."""
+    """The entry of one server in a configuration. Members that are not listed here are ignored."""
 
     url: str | None = None
     headers: dict[str, str] | None = None
@@ -375,14 +383,14 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 @dataclass(slots=True)
 class Variables:
-    """Replaces the variables in the texts of one entry by their values.
+    """Replaces variables such as `${NAME}` in the texts of one configuration entry.
 
     >>> Variables({"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
     """
 
-    own: Mapping[str, str] = field(default_factory=dict[str, str])  # the entry's `env`, used before the environment
-    taken: dict[str, None] = field(default_factory=dict[str, None])  # names of those that came from the environment
+    own: Mapping[str, str] = field(default_factory=dict[str, str])  # the entry's `env`, searched before the environment
+    taken: dict[str, None] = field(default_factory=dict[str, None])  # names of variables from the environment
 
     def fill(self, text: str) -> str:
         """Return the text with all variables replaced. Raises UsageError if a variable has no value and no default."""

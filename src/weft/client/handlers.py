@@ -1,4 +1,4 @@
-"""Answer the requests of a server, and confirm calls, with functions of the program.
+"""Call the program's functions to answer requests of a server and to confirm tool calls.
 
     elicit(question)             a form to fill in: return a dict, "decline" or "cancel" (or None)
     elicit_url(question)         a page to visit: return True if the user consents, else False, or "cancel"
@@ -75,7 +75,7 @@ _MAX_LOGS = 1000  # log messages that wait for an async function; if there are m
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that is about to be sent. Show the user the server, and the arguments that the server will get."""
+    """A tool call that is about to be sent. Show the user the `server`, the `name` and the `arguments`."""
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
@@ -102,7 +102,7 @@ class ServerRequestHandlers:
     confirm: ConfirmFunction | None = None
     log: LogFunction | None = None
     limits: ClientLimits = DEFAULT_CLIENT_LIMITS
-    server: str = ""  # name and place of the server, shown with questions; set after the negotiation
+    server: str = ""  # name and address of the server, shown with questions; set after the negotiation
 
     def __post_init__(self) -> None:
         for form in ("elicit(question)", "elicit_url(question)", "sample(question)", "sample_with_tools(question)"):
@@ -117,7 +117,7 @@ class ServerRequestHandlers:
         self._call = Functions().call
         self._allowance = Allowance(self.limits.asks_per_minute, 60.0)
         self._answers: dict[str, Callable[[Any], Awaitable[dict[str, Any]]]] = {}  # by method
-        self.capabilities = ClientCapabilities()  # of both eras; each era sends only its own
+        self.capabilities = ClientCapabilities()  # for both eras; each era sends only the capabilities that it has
         if self.elicit or self.elicit_url:
             elicitation = ElicitationCapability({} if self.elicit else None, {} if self.elicit_url else None)
             self.capabilities.elicitation = elicitation
@@ -130,11 +130,11 @@ class ServerRequestHandlers:
             self._answers["roots/list"] = self._answer_roots
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
-        """Return the result for one request of the server. `params` are a mapping or raw JSON.
+        """Answer one request of the server, and return the result to send. `params` is a mapping or raw JSON.
 
         Raises a ProtocolError, which is sent to the server. Its code is -32601 if the capability was not declared,
-        -32602 if the question breaks the rules, and -1 if the program refuses to sample. It is -32603 if the server
-        asks too often, if the program's function fails, or if its answer cannot be sent.
+        -32602 if the question breaks the rules, and -1 if the program refuses a sampling request. The code is -32603 if
+        the server asks too often, if the program's function fails, or if the function's answer cannot be sent.
         """
         if (answer := self._answers.get(method)) is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
@@ -166,15 +166,15 @@ class ServerRequestHandlers:
             self._logs.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
-        """Cancel the running call of the program's function `log`, and drop the log messages that wait for it."""
+        """Cancel the running call of the program's function `log`, and drop all waiting log messages."""
         if self._logs is not None:
             await self._logs.stop()
 
     async def agreed(self, confirm: ConfirmFunction, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask `confirm` about a tool call, whatever the server says about the tool. Return the arguments to send.
+        """Call `confirm` before a tool call is sent, and return the arguments to send.
 
-        The function gets a copy of the arguments, so it cannot change what is sent. Raises CallDeclined if the
-        function returns anything but True.
+        `confirm` gets a copy of the arguments, so it cannot change the arguments that are sent. It is called for every
+        tool, even if the server marks the tool as harmless. Raises CallDeclined unless `confirm` returns True.
         """
         as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
         if await self._call(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
@@ -248,7 +248,7 @@ _OPTIONS = {  # option of `Client` that declares each capability
     ("sampling", "tools"): "sample_with_tools",
     ("roots", ""): "roots",
 }
-_WHOLE = {"elicitation": "form"}  # the part that is meant if a server names only the capability
+_WHOLE = {"elicitation": "form"}  # the part that a server means if it names only the capability
 
 
 class _Missing(msgspec.Struct, rename="camel"):
@@ -256,10 +256,10 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """Name the options of `Client` that the program has to add, because the server requires their capabilities.
+    """Return the options of `Client` that declare the capabilities which the server requires and the client lacks.
 
-    `data` is the data of the server's error, which lists the required capabilities. Those in `declared` need no new
-    option. Returns "" if there is no option to add, or if `data` lists no capabilities.
+    `data` is the data of the server's error, which lists the required capabilities. `declared` are the capabilities of
+    the client. Returns "" if there is no option to add, or if `data` lists no capabilities.
 
     >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
     '`elicit_url=` and `roots=`'
@@ -280,14 +280,14 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommandQuestion:
-    """The question whether a program may be started. Show the user the whole `command` and all `warnings`."""
+    """The question whether a command may be started. Show the user the whole `command` and all `warnings`."""
 
     command: str  # the complete command line, with invisible characters escaped
     warnings: tuple[str, ...]
 
 
 _SHELLS = {"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"}
-_SUSPICIOUS = {  # what is said about programs of these names
+_SUSPICIOUS = {  # by warning: the names of the programs that get this warning
     "asks for more rights than you have": {"doas", "pkexec", "runas", "su", "sudo"},
     "is a shell, which does whatever its arguments say": _SHELLS,
     "can remove files": {"dd", "del", "mkfs", "rm", "rmdir", "shred"},
@@ -320,12 +320,12 @@ def command_question(target: Command) -> CommandQuestion:
 
 
 def changes_code(variable: str) -> bool:
-    """Return whether an environment variable can make programs load other code."""
+    """Return whether this environment variable, such as PYTHONPATH, can change which code a program loads."""
     return _LOADERS.fullmatch(variable) is not None
 
 
 def visible(text: str) -> str:
-    r"""Escape all characters of a text that a terminal would not show.
+    r"""Return the text with all non-printable characters escaped.
 
     >>> visible("a\x1b[8mb")
     'a\\x1b[8mb'

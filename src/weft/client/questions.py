@@ -1,4 +1,4 @@
-"""Define the questions of a server as values, and check the questions and their answers.
+"""Define classes for the questions of a server, and check questions and answers.
 
 If a question breaks the rules, InvalidParams is raised, which is sent to the server. If an answer does not match its
 question, UsageError is raised, which tells the program that its function returned a wrong answer. This module does not
@@ -32,7 +32,7 @@ RootLike: TypeAlias = str | Path | Root
 
 @dataclass(frozen=True, slots=True)
 class FormQuestion:
-    """A form for the user to fill in. Show the user which `server` asks."""
+    """A form for the user to fill in (form elicitation). Show the user which `server` asks."""
 
     message: str
     schema: Mapping[str, Any]  # a flat JSON Schema with the fields of the form
@@ -42,9 +42,10 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True)
 class UrlQuestion:
-    """A web page for the user to visit, after consent. Show the whole `url`, and emphasize the `host`.
+    """A web page for the user to visit (URL elicitation). Show the whole `url`, and emphasize the `host`.
 
-    Do not fetch the page. After consent, open it in a browser, where neither this program nor a model can read it.
+    Do not fetch the page. Ask the user for consent, then open the page in a browser, where neither this program nor a
+    model can read it.
     """
 
     message: str
@@ -56,13 +57,18 @@ class UrlQuestion:
 
 
 class SampleQuestion(CreateMessageParams, kw_only=True):
-    """A request to a language model. Show the user which `server` asks. Generate at most `max_tokens` tokens."""
+    """A sampling request: the server asks for a message from a language model.
+
+    Show the user which `server` asks. Generate at most `max_tokens` tokens.
+    """
 
     server: str = ""
 
 
 def preferred_model(preferences: ModelPreferences | None, available: Sequence[str]) -> str | None:
-    """Return the first available model whose name contains a hint, or None if there is none. Earlier hints win.
+    """Return the available model that matches the preferences best, or None if no model matches.
+
+    A model matches if its name contains a hint. Earlier hints have priority.
 
     >>> from weft.types.interaction import ModelHint
     >>> preferred_model(ModelPreferences(hints=[ModelHint("opus"), ModelHint("haiku")]), ["claude-haiku", "gpt"])
@@ -86,11 +92,11 @@ def read_params(params: Any, type: type[T], method: str) -> T:
 
 
 class Form:
-    """The requested schema of an elicitation: holds its defaults and checks answers.
+    """The schema of a form elicitation. Provides the default values of its fields, and checks answers.
 
-    The specification allows only a few kinds of fields. Many servers send schemas with other fields, because a library
-    generates them. Answers to such a schema are checked by the rules of JSON Schema. Raises InvalidParams if the schema
-    cannot be used, or asks for a password.
+    The specification allows only a few kinds of fields. Many servers send schemas with other kinds, because a library
+    generates the schemas. Answers to such a schema are checked by the rules of JSON Schema. Raises InvalidParams if the
+    schema cannot be used, or asks for a password.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -115,7 +121,10 @@ class Form:
         self.defaults = {name: field["default"] for name, field in fields.items() if field.get("default") is not None}
 
     def checked(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the answers to send to the server. Raises UsageError if they do not match the schema."""
+        """Check `content`, the user's answers by field, and return the answers to send to the server.
+
+        Raises UsageError if the answers do not match the schema.
+        """
         from weft.forms import parse_form
 
         try:
@@ -139,7 +148,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_page(url: str) -> tuple[str, tuple[str, ...]]:
-    """Return the host of a URL, and warnings about the host. Raises InvalidParams if a user must not visit the URL."""
+    """Return the host of a web page that the user is asked to visit, and warnings about the host.
+
+    Raises InvalidParams unless `url` uses https, or http on this machine, and has no password.
+    """
     try:
         check_uri(url)
         host = read_url(url).hostname or ""
@@ -154,7 +166,7 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
 
 
 def check_sampling(params: CreateMessageParams) -> None:
-    """Raise InvalidParams if `max_tokens` of a sampling request is below 1, or if its messages break the rules."""
+    """Raise InvalidParams if `max_tokens` is below 1, or if the messages break the rules of the protocol."""
     if params.max_tokens < 1:
         raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")
     fault = fault_of_messages(params.messages)
@@ -166,10 +178,9 @@ def check_sampling(params: CreateMessageParams) -> None:
 
 
 def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
-    """Convert what `elicit` or `elicit_url` returned to an action, and to the answers to the form.
+    """Convert the return value of `elicit` or `elicit_url` to an action and the answers to the form.
 
-    The answers are None if the function returned only an action. Raises UsageError if it returned neither answers nor
-    an action.
+    The answers are None if the function returned only an action. Raises UsageError for any other return value.
     """
     if isinstance(answer, ElicitResult):
         return answer.action, answer.content
@@ -198,7 +209,7 @@ def read_roots(roots: Any) -> list[Root]:
 
 
 def _root(root: RootLike) -> Root:
-    """Convert one value to a root. Raises UsageError unless it is a path or a file:// URI without `..`."""
+    """Convert one value to a root. Raises UsageError unless the value is a path or a file:// URI without `..`."""
     if isinstance(root, Path):
         return Root(root.expanduser().resolve().as_uri(), root.name or None)
     if isinstance(root, str):
@@ -217,7 +228,7 @@ def _root(root: RootLike) -> Root:
 
 
 def reachable(roots: Sequence[Root], log: Seldom) -> list[Root]:
-    """Return the roots that exist and can be read. Log a warning for each of the others."""
+    """Return the roots that exist and can be read. Log a warning for each other root."""
     found = [root for root in roots if os.access(_path(root), os.R_OK)]
     for uri in {root.uri for root in roots} - {root.uri for root in found}:
         log.warning("The root %s does not exist or cannot be read; it is not sent to the server.", uri, about=uri)

@@ -1,6 +1,6 @@
-"""Define what a caller gets from a client: results of tools, exceptions of calls, and changes.
+"""Define the values that a client gives to the program: tool results, exceptions of calls, and changes.
 
-These classes contain the protocol's types. A server may leave out fields of a result that are not needed.
+`ToolResult` has default values for fields that servers may leave out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ToolResult(Result, kw_only=True):
-    r"""The result of a tool.
+    r"""The result of a tool call.
 
     >>> ToolResult(content=[TextContent("12"), TextContent("apples")]).text
     '12\napples'
@@ -45,22 +45,22 @@ class ToolResult(Result, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All text blocks, joined by newlines."""
+        """The texts of all text blocks, joined by newlines."""
         return "\n".join(block.text for block in self.content if isinstance(block, TextContent))
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError. If results in another SDK have this attribute, the message says what to use."""
+            """Raise AttributeError. If another SDK has this attribute, the message says what to use instead."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
-        """Return the text, with a note in place of each block that is not text."""
+        """Return the text of all blocks, with a note in place of each block that is not text."""
         return "\n".join(map(_shown, self.content))
 
 
 def _shown(block: ContentBlock) -> str:
-    """Return the text of a block, or a note about its kind and size if it is not text.
+    """Return the text of a content block. For a block without text, return a note that describes the block.
 
     >>> _shown(ImageContent("R0lGODlh", "image/gif"))
     '[image, image/gif, 6 bytes]'
@@ -81,16 +81,19 @@ def _shown(block: ContentBlock) -> str:
 
 
 def _size(data: str) -> int:
-    """Return the number of bytes that base64 text encodes."""
+    """Return the number of bytes that the base64 text `data` encodes."""
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 class CallDeclined(WeftError):
-    """The function `confirm=` did not confirm a call. Nothing was sent to the server."""
+    """The error for a tool call that the function `confirm=` did not confirm. Nothing was sent to the server."""
 
 
 class ToolCallFailed(WeftError):
-    """A tool has failed, in a call with `raise_on_error` or `result_type`. `result` is the result of the tool."""
+    """The error for a failed tool, in a call with `raise_on_error` or `result_type`.
+
+    `result` is the result of the tool.
+    """
 
     def __init__(self, name: str, result: ToolResult) -> None:
         super().__init__(f"The tool {name!r} failed: {str(result) or 'it did not say why'}")
@@ -100,9 +103,9 @@ class ToolCallFailed(WeftError):
 def read_value(name: str, result: ToolResult, type: type[T]) -> T:
     """Convert the result of a tool to a value of `type`. Raises InvalidAnswer if that is not possible.
 
-    The structured content is converted. If it is not of the type, and `result` is its only member, that member is
-    converted, because some servers wrap values that are not objects. Without structured content, the text itself is
-    converted, or if that fails, the text decoded as JSON.
+    If there is structured content, it is converted. Some servers send {"result": value} for a value that is not an
+    object. If that dict cannot be converted, its value is converted. If there is no structured content, the text is
+    converted as a string or, if that fails, as JSON.
 
     >>> read_value("add", ToolResult(structured_content={"result": 3}), int)
     3
@@ -132,7 +135,7 @@ def read_value(name: str, result: ToolResult, type: type[T]) -> T:
 
 
 class PendingQuestions(WeftError):
-    """The server asks questions. The caller must answer them, because the client has `manual_input`.
+    """The error for a call in which the server asks questions, if the client has `manual_input`.
 
     Repeat the call with the `state` of this exception, and with `answers`: a dict with the same keys as `requests`.
     """
@@ -146,25 +149,28 @@ class PendingQuestions(WeftError):
 
 
 class ToolsChanged(msgspec.Struct, frozen=True):
-    """The list of tools has changed."""
+    """A notification that the list of tools has changed."""
 
 
 class PromptsChanged(msgspec.Struct, frozen=True):
-    """The list of prompts has changed."""
+    """A notification that the list of prompts has changed."""
 
 
 class ResourcesChanged(msgspec.Struct, frozen=True):
-    """The list of resources has changed."""
+    """A notification that the list of resources has changed."""
 
 
 class ResourceUpdated(msgspec.Struct, frozen=True):
-    """The contents of a resource, or of a resource below it, have changed."""
+    """A notification that the contents of the resource `uri` have changed.
+
+    `uri` is a URI that the program listens to, or the URI of a resource below it.
+    """
 
     uri: str
 
 
 class StreamReopened(msgspec.Struct, frozen=True):
-    """The stream of changes was lost and is open again. Changes in between may have been missed."""
+    """Says that the stream of changes was lost and is open again. Some changes may have been missed."""
 
 
 Change: TypeAlias = ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated | StreamReopened

@@ -1,9 +1,9 @@
-"""Run a server as a child process, and exchange messages with it over stdio, one line each.
+"""Run a server as a child process, and exchange messages over stdio, one message per line.
 
 - The command is started without a shell, in a new process group. When the connection closes, the whole group is ended,
   so that no process that the child started is left (on Windows only the child itself is ended).
 - The child inherits only the harmless variables of `default_environment`, because the environment may contain keys and
-  tokens. The program can add variables. `env={**os.environ}` passes all of them.
+  tokens. The program can add variables. `env={**os.environ}` passes the whole environment.
 - To end the child, its stdin is closed. If it does not exit, it gets SIGTERM and then SIGKILL, `close_seconds` apart.
 - If the child ends by itself, the error says how it ended, with the last lines of its stderr. Otherwise, output on
   stderr has no effect.
@@ -42,9 +42,9 @@ _HARMLESS = (
     if _IS_WINDOWS
     else "HOME LANG LC_ALL LC_CTYPE LOGNAME PATH SHELL TERM TMPDIR TZ USER"
 ).split()
-_STDERR_BYTES = 64 * 1024  # how much of stderr is kept: the last bytes
+_STDERR_BYTES = 64 * 1024  # how many of the last bytes of stderr are stored
 _LAST_LINES = 10  # lines of stderr in an error message
-_GRACE = 0.5  # seconds to read the rest of the pipes after the first sign that the child has ended
+_GRACE = 0.5  # seconds to read more output after the child has exited or closed a pipe
 _STEP = 0.02  # seconds between checks whether a process group has ended
 _NO_SERVER = " It answered nothing before that: does it start its server, for example with `server.run()`?"
 
@@ -52,7 +52,7 @@ _NO_SERVER = " It answered nothing before that: does it start its server, for ex
 def default_environment() -> dict[str, str]:
     """Return the environment variables that a child inherits: search path, home and temporary folders, user, language.
 
-    A value that is a shell function (it begins with `()`) is left out.
+    A variable whose value is a shell function (begins with `()`) is left out.
     """
     return {name: value for name, value in os.environ.items() if name in _HARMLESS and not value.startswith("()")}
 
@@ -60,8 +60,8 @@ def default_environment() -> dict[str, str]:
 class StdioTransport(PipeTransport):
     """A connection to a server that runs as a child process, over its stdin and stdout.
 
-    The target's `on_stderr` is called with each line that the child writes to stderr. For example, it can be `print`.
-    The last 64 KiB of these lines are always in `stderr`.
+    The target's function `on_stderr` is called with each line that the child writes to stderr. The property `stderr`
+    always has the last 64 KiB of this output.
     """
 
     kind = "stdio"
@@ -69,16 +69,19 @@ class StdioTransport(PipeTransport):
     def __init__(self, target: Command, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         super().__init__(target.where, limits)
         self._target = target
-        self._child: _Child | None = None  # the child that was started last; kept after its end, for its stderr
+        self._child: _Child | None = None  # the latest child; stays here after its end, for its stderr
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or None if it is not running."""
+        """The process id of the child, or None if the child is not running."""
         return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit code of the process, or the negative number of the signal that ended it, or None while it runs."""
+        """The exit code of the child, or None if the child has not ended.
+
+        If a signal ended the child, this is the negative number of the signal.
+        """
         return None if self._child is None else self._child.returncode
 
     @property
@@ -109,7 +112,10 @@ class StdioTransport(PipeTransport):
             raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
     async def write(self, message: bytes) -> None:
-        """Write one message, as a line, to the stdin of the child. Wait while the child does not read."""
+        """Write one message, as a line, to the stdin of the child. Wait while the child does not read.
+
+        Raises ConnectionFailed if the child is still starting.
+        """
         child = self._child
         assert child is not None
         if not child.pid:
@@ -125,14 +131,17 @@ class StdioTransport(PipeTransport):
             await self._child.end(self.limits.close_seconds)
 
     def ended(self, child: _Child, how: str) -> None:
-        """Fail all pending requests, because the child has ended. Ignore a child that was replaced."""
+        """Fail all pending requests, because `child` has ended. Do nothing if a newer child has replaced it.
+
+        `how` describes the child's end in the error message.
+        """
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
             self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
 
 
 class _Stderr:
-    """The stderr of a child. Keeps the last bytes, and calls the program's function with each line."""
+    """Stores the last bytes of a child's stderr, and calls the program's `on_stderr` function with each line."""
 
     def __init__(self, on_line: Callable[[str], Any] | None) -> None:
         self._on_line = on_line
@@ -144,7 +153,10 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """Return a sentence with the last lines, for an error message, or "" if `on_stderr` got the lines already."""
+        """Return the last lines of stderr as a sentence for an error message.
+
+        Returns "" if there is an `on_stderr` function, because this function has already got the lines.
+        """
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
@@ -165,7 +177,7 @@ class _Stderr:
             self._tell(line)
 
     def finish(self) -> None:
-        """Call the program's function with the last line, if that has no newline at its end."""
+        """Call the program's function with the last line, if the output does not end with a newline."""
         if self._line:
             self._tell(self._line)
             self._line = bytearray()
@@ -181,18 +193,18 @@ class _Stderr:
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """One server process, from its start to its end. The event loop calls the callbacks; any task can call `end`."""
+    """One server process. asyncio calls the callback methods. Any task can call `end` to end the process."""
 
     def __init__(self, owner: StdioTransport, stderr: _Stderr) -> None:
         self.stderr = stderr
         self.pid = 0
         self.returncode: int | None = None
-        self.takes_more = asyncio.Event()  # cleared while the child does not read
+        self.takes_more = asyncio.Event()  # set while data can be written; cleared while the child does not read
         self.takes_more.set()
         self._owner = owner
         self._limit = owner.limits.message_bytes
         self._splitter = LineSplitter(self._limit)
-        self._open_pipes = {0, 1, 2}  # file descriptors as the child has them
+        self._open_pipes = {0, 1, 2}  # pipes that are open, by the number of the child's file descriptor
         self._exited = asyncio.Event()
         self._disconnected = asyncio.Event()  # set when asyncio has closed all pipes
         self._timer: asyncio.TimerHandle | None = None  # runs `_gone` after `_GRACE` seconds
@@ -236,13 +248,16 @@ class _Child(asyncio.SubprocessProtocol):
     # --- lines
 
     def write(self, data: bytes) -> None:
-        """Write to the child's stdin. If that is closed, do nothing: the pending requests will fail soon."""
+        """Write to the child's stdin. Do nothing if stdin is closed, because the pending requests will fail soon."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _take(self, lines: list[Line]) -> None:
-        """Handle lines that arrived together. If that takes long, handle the rest after other tasks have run."""
+        """Pass lines from the child's stdout to the transport.
+
+        If that takes long, other tasks may run before the remaining lines are passed on.
+        """
         until = time.monotonic() + TURN_SECONDS
         for number, line in enumerate(lines, 1):
             if line is None:
@@ -263,7 +278,7 @@ class _Child(asyncio.SubprocessProtocol):
             self._take(lines)
 
     def _read_on(self, *, later: bool = False) -> None:
-        """Resume reading the child's stdout. With `later`, pause reading instead."""
+        """Resume reading the child's stdout. If `later` is True, pause reading instead."""
         pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
         if pipe is not None and not pipe.is_closing():
             pipe.pause_reading() if later else pipe.resume_reading()
@@ -282,7 +297,8 @@ class _Child(asyncio.SubprocessProtocol):
     def _end_soon(self) -> None:
         """End the connection if the process has exited, or has closed its stdin or stdout.
 
-        Waits a short time before that, unless the process has exited and all its output was read.
+        The connection is ended at once if the process has exited and all its output was read. Otherwise it is ended
+        after a short time, in which more output can be read.
         """
         has_exited = self.returncode is not None
         if self._is_over or (not has_exited and {0, 1} <= self._open_pipes):
@@ -313,7 +329,10 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the client ends the child
 
     async def end(self, seconds: float) -> None:
-        """End the process and all processes that it started. If the caller is cancelled, the ending goes on."""
+        """End the process and all processes that it started, even if the caller is cancelled meanwhile.
+
+        `seconds` is how long to wait after each step: closing stdin, SIGTERM, SIGKILL.
+        """
         if not self.pid:
             return  # the process is still starting
         if self._end is None:
@@ -358,7 +377,7 @@ _OWN_GROUP: Mapping[str, Any] = (
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Send the signal `number` to every process of a group. Return whether the group has any process."""
+    """Send a signal to all processes of a group. Return whether the group has a process that got the signal."""
     if _IS_WINDOWS or not group:  # 0 would be the group of this process
         return False
     try:

@@ -1,7 +1,8 @@
 """Choose the transport for a target: a URL, a command, an app or a server in this process.
 
 This module must not import the server, so it recognises a server in this process by its method `pipe`. An object that
-can be called is an ASGI app. `config` reads all other targets. The HTTP library is imported only for a URL or an app.
+can be called is an ASGI app. The module `config` reads all other targets. The HTTP library is imported only for a
+URL or an app.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from weft.limits import ClientLimits
 
 @dataclass(slots=True, repr=False)  # without repr, because headers and auth may be secret
 class Dialled:
-    """A transport that is not open yet, with the facts that identify its server and its user."""
+    """A transport that is not open yet, with values that identify its server and its user."""
 
     transport: Transport
-    key: str | None = None  # URL under which the era of the server is remembered
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # the headers that the program gave
+    key: str | None = None  # URL of the server, if it has one; the client remembers the era for this URL
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # additional headers from the program
     auth: Auth | str | None = None
     old_transport: Callable[[], Transport] | None = None  # creates the HTTP+SSE transport, which is tried last
 
 
 def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: Auth | str | None = None) -> Dialled:
-    """Return the transport for a target.
+    """Create the transport for a target, without connecting.
 
-    `server` is the name of the entry to use, if the target is a configuration. `auth` is allowed for a URL or an app.
-    Raises UsageError if a client cannot connect to such a target.
+    If the target is a configuration, `server` is the name of the entry to use. `auth` is for a URL or an app. Raises
+    UsageError if a client cannot connect to this target, or if `auth` is given for a command.
     """
     if isinstance(target, type) or (inspect.isroutine(target) and not _takes_three(target)):
         kind = "class" if isinstance(target, type) else "function"
@@ -111,7 +112,10 @@ def _dial_app(target: Asgi, limits: ClientLimits) -> Dialled:
 
 
 def _auth(target: Http | Asgi) -> Auth | None:
-    """Return the authorization for a target, or None. A login uses the proxy and the certificates of the target."""
+    """Return the object that adds authorization to requests, or None if the target has no `auth`.
+
+    A login uses the proxy and the certificates of the target. Raises UsageError if a token begins with "Bearer ".
+    """
     given = target.auth
     if given is None:
         return None

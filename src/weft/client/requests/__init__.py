@@ -1,1 +1,1 @@
-"""Send requests and read results: retries, rounds, lists, caches, subscriptions."""
+"""Send requests and read results: retries, rounds of questions, lists, caches and subscriptions."""

@@ -1,13 +1,13 @@
-"""Cache results for as long as the server allows, and remember the descriptions of its tools.
+"""Cache results for as long as the server allows, and store the descriptions of its tools.
 
 A `ResponseCache` can be shared by many clients. Each client uses it through a `CacheView` for its server and
-authorization. Results are kept as bytes, so that a caller cannot change them for the next caller.
+authorization. Results are stored as bytes, so that a caller cannot change them for the next caller.
 
     public    one result for all clients of the server
     private   one result per authorization: each token has its own results
 
-A result is checked for freshness when it is needed. Nothing is fetched in the background. The pages of a list are kept
-separately. All pages are read from the scope (public or private) of the first page, so that a public page never
+A result is checked for freshness when it is needed. Nothing is fetched in the background. The pages of a list are
+stored separately. All pages are read from the scope (public or private) of the first page, so that a public page never
 continues a private list.
 
 `Toolbox` remembers from the tool lists which arguments are repeated in headers, and checks the results of tools against
@@ -39,7 +39,7 @@ from weft.types.features import Tool
 log = logging.getLogger("weft.client")
 
 _READ = "resources/read"
-_CHANGES: Mapping[str, tuple[str, ...]] = {  # notification of a change: the methods with other results since then
+_CHANGES: Mapping[str, tuple[str, ...]] = {  # by notification: the methods whose results have changed
     "notifications/prompts/list_changed": ("prompts/list",),
     "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
     "notifications/resources/updated": (_READ,),
@@ -52,39 +52,40 @@ CACHEABLE = frozenset({"server/discover", *(method for methods in _CHANGES.value
 _NOT_IN_KEY = ("_meta", "cursor")  # params that are not part of `CacheKey.params`
 _ROUNDS = ("inputResponses", "requestState")  # params of later rounds; their results are not cached
 _MAX_SECONDS = 24 * 3600.0  # longest lifetime of an entry, also if the server allows more
-_MAX_PARENTS = 64  # slashes in a URI whose parents are dropped, too
-_MAX_STALE = 1024  # params that wait to be dropped; if there are more, all entries of the method are dropped
+_MAX_PARENTS = 64  # maximum slashes in the URI of a changed resource; with more, all entries are dropped
+_MAX_STALE = 1024  # maximum params that wait to be dropped; with more, all entries of the method are dropped
 
 
 class CacheKey(NamedTuple):
-    """The key of a cached result. Two requests share a result only if all these fields are equal."""
+    """The key of a cached result. Two requests share a cached result only if all these fields are equal."""
 
     server: str
-    partition: str | None  # name of the authorization; None if the result is public
+    partition: str | None  # identifies the caller's authorization; None if the result is public
     method: str
     params: bytes  # as JSON with sorted keys, without `_meta` and the cursor
     cursor: str | None
 
 
 class CacheEntry(NamedTuple):
-    """A cached result."""
+    """A cached result, and the time until which it is fresh."""
 
     result: bytes
     fresh_until: float  # time on the clock of the cache
 
 
 class CacheStore(Protocol):
-    """A store for cached results. If several processes share it, use `ResponseCache(store, clock=time.time)`.
+    """The interface of a store for cached results.
 
-    If a method raises an exception, the exception is logged, and the client asks the server.
+    If several processes share a store, use `ResponseCache(store, clock=time.time)`. If a method of the store raises an
+    exception, the client logs the exception and sends the request to the server.
     """
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry with this key, even if it is no longer fresh, or None if there is none."""
+        """Return the entry with this key, or None if there is no such entry. The entry may be out of date."""
         ...
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Store an entry. A store may drop entries at any time."""
+        """Store an entry under this key. The store may drop entries at any time."""
         ...
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
@@ -96,7 +97,7 @@ class CacheStore(Protocol):
 
 
 class MemoryCacheStore:
-    """A store in the memory of this process. If it is full, the entries that were unused for longest are dropped."""
+    """A cache store in the memory of this process. If it is full, the least recently used entries are dropped."""
 
     def __init__(self, *, max_entries: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_entries = max_entries
@@ -108,14 +109,17 @@ class MemoryCacheStore:
         return len(self._entries)
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry with this key, and mark it as used. Return None if there is no such entry."""
+        """Return the entry with this key, and mark it as recently used. Return None if there is no such entry."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Store an entry, unless it is too large. Drop the least recently used entries until the limits are met."""
+        """Store an entry, unless it is too large for the store.
+
+        If the store is full, drop the least recently used entries.
+        """
         self._remove(key)
         size = _size(key, entry)
         if size > self._max_bytes:
@@ -126,7 +130,10 @@ class MemoryCacheStore:
             self._remove(next(iter(self._entries)))
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
-        """Drop all entries of a server and a method. If `params` is given, drop only the entries with one of these."""
+        """Drop all entries of a server and a method, in every partition.
+
+        If `params` is given, drop only the entries with one of these params.
+        """
         for key in list(self._entries):
             if key.server == server and key.method == method and (params is None or key.params in params):
                 self._remove(key)
@@ -138,7 +145,7 @@ class MemoryCacheStore:
 
 
 class ResponseCache:
-    """A cache of results, which several clients can share.
+    """A cache for the results of requests. Several clients can share one cache.
 
     >>> cache = ResponseCache(clock=time.monotonic)
     >>> view = cache.view("https://flights.example/mcp", authorization_partition({"Authorization": "Bearer abc"}))
@@ -155,7 +162,7 @@ class ResponseCache:
         self.clock = clock
         self.max_seconds = max_seconds
         self.changes = 0  # number of changes so far, of all servers
-        self._changed: dict[str, int] = {}  # number of the last change of each method
+        self._changed: dict[str, int] = {}  # by method: value of `changes` at its last change
 
     def view(self, server: str, partition: str = "") -> CacheView:
         """Return the part of the cache that one client uses.
@@ -166,12 +173,15 @@ class ResponseCache:
         return CacheView(self, server, partition)
 
     def note_change(self, method: str) -> None:
-        """Note a change of a method's results, so that results of requests sent before the change are not cached."""
+        """Record that the server's results for `method` have changed.
+
+        Results of requests that are in flight now will not be cached.
+        """
         self.changes += 1
         self._changed[method] = self.changes
 
     def has_changed(self, method: str, mark: int) -> bool:
-        """Return whether a change of this method was noted since `changes` had the value `mark`."""
+        """Return whether `note_change` was called for this method since `changes` had the value `mark`."""
         return self._changed.get(method, 0) > mark
 
 
@@ -187,11 +197,11 @@ class CacheView:
     _is_dropping: bool = False  # True while `drop_stale` runs
 
     def mark(self) -> int:
-        """Return a mark for `put`. Call this before a request is sent, so that `put` can notice changes since then."""
+        """Return the number of changes so far. Call this before sending a request, and pass the number to `put`."""
         return self.cache.changes
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
-        """Return the cached result for a request, or None if there is no fresh one."""
+        """Return the cached result for a request, or None if the cache has no fresh result."""
         key = self._key(method, params)
         if key is None:
             return None
@@ -202,7 +212,11 @@ class CacheView:
         return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
-        """Store a result, if the server allows caching and no change was noted since `mark()` returned `mark`."""
+        """Store a result, if the server allows caching and the result is not out of date.
+
+        `mark` is the number that `mark()` returned before the request was sent. If a change was recorded since then,
+        the result is not stored.
+        """
         key = self._key(method, params)
         if key is None or self.cache.has_changed(method, mark):
             return
@@ -222,10 +236,10 @@ class CacheView:
                 await self.cache.store.drop(self.server, method, {key.params})
 
     def receive(self, method: str, params: bytes) -> bool:
-        """Mark the entries that a notification of a change concerns as stale. Ignore other notifications.
+        """Mark cached results as stale if the notification says that they have changed. Ignore other notifications.
 
-        Returns whether the caller must run `drop_stale`. If `drop_stale` already runs, the caller need not: that run
-        drops these entries, too.
+        Returns whether the caller must run `drop_stale`. If `drop_stale` is already running, the caller need not run it
+        again, because that run drops these results, too.
         """
         for stale in _CHANGES.get(method, ()):
             self.cache.note_change(stale)
@@ -248,7 +262,7 @@ class CacheView:
             self._is_dropping = False
 
     async def drop(self, method: str) -> None:
-        """Drop all entries of a method, for example because a cursor was refused."""
+        """Drop all cached results of a method, for example because the server refused a cursor."""
         self.cache.note_change(method)
         await self._drop(method)
 
@@ -257,9 +271,10 @@ class CacheView:
             await self.cache.store.drop(self.server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """Return the partition that has the result. For a page of a list, return the partition that has the first page.
+        """Return the partition that has the result with this key, or `_NOWHERE` if no partition has it.
 
-        The private partition is searched first, then the public one (None). Returns `_NOWHERE` if it is in neither.
+        For a page of a list, return the partition of the first page. The private partition is searched first, then the
+        public partition (None).
         """
         for partition in (self.partition, None):
             if await self.cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
@@ -288,7 +303,7 @@ def _spared() -> Generator[None]:
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
-    """Return the name of the partition for an authorization: a hash of `headers`, or "" if there are none.
+    """Return the partition for requests with these headers: a hash of the headers, or "" if there are none.
 
     >>> authorization_partition({}), len(authorization_partition({"Authorization": "Bearer abc"}))
     ('', 64)
@@ -304,9 +319,9 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """Return a name for an object. The same object always gets the same name, and no other object gets it.
+    """Return a name that is unique to this object. The same object gets the same name in every call.
 
-    But an object that cannot be hashed or weakly referenced gets a new name each time.
+    Only an object that cannot be hashed or weakly referenced gets a new name in every call.
     """
     try:
         if owner not in _names:
@@ -317,7 +332,10 @@ def unique_name(owner: object) -> str:
 
 
 def identify_login(auth: Any) -> dict[str, str]:
-    """Return headers that identify `auth`, a token or a login, for `authorization_partition`."""
+    """Return headers that identify `auth`, a token or a login, for `authorization_partition`.
+
+    These headers are not sent to the server.
+    """
     if auth is None:
         return {}
     return {"Authorization": auth} if isinstance(auth, str) else {"": unique_name(auth)}
@@ -336,7 +354,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """Return for how many seconds a result is fresh (0 or less: do not cache it), and whether it is public."""
+    """Return for how many seconds a result is fresh (0 or less: not at all), and whether all clients may share it."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
@@ -354,9 +372,9 @@ class _Updated(msgspec.Struct):
 
 
 def _with_parents(params: bytes) -> set[bytes]:
-    """Return the params of all cached results that the change of a resource concerns: its own, and all its parents.
+    """Return the `CacheKey.params` of a changed resource and of all its parents.
 
-    Returns an empty set if `params`, of the notification, have no usable URI.
+    `params` are the params of the notification. Returns an empty set if their URI is missing or has too many slashes.
     """
     uri = msgspec.json.decode(params, type=_Updated).uri
     if not isinstance(uri, str) or uri.count("/") > _MAX_PARENTS:
@@ -370,13 +388,13 @@ def _size(key: CacheKey, entry: CacheEntry) -> int:
     return len(entry.result) + len(key.params) + len(key.server) + len(key.cursor or "") + 512
 
 
-_MOST_TOLD = 20  # tools with an invalid description that the log mentions
+_MOST_TOLD = 20  # maximum number of tools for which a warning is logged
 _ACCEPT = "This is an error of the server; `check_output=False` accepts such results."
 
 
 @dataclass(slots=True)
 class _Known:
-    """The parts of a tool's description that are needed to call it and to check its results."""
+    """The parts of a tool's description that are needed to call the tool and to check its results."""
 
     mirrors: tuple[Mirror, ...]
     output_schema: Mapping[str, Any] | None
@@ -384,18 +402,19 @@ class _Known:
 
 
 class Toolbox:
-    """The tools of a server, as far as the client has seen them in lists."""
+    """The tools that the server has listed so far. Creates headers for tool calls, and checks the results of tools."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}  # by name
-        self.is_complete = False  # the whole list was fetched, or tried, since the last change
-        self._logged: set[str] = set()  # tools that the log mentions as left out
+        self.is_complete = False  # the client has fetched the whole list, or has tried to, since its last change
+        self._logged: set[str] = set()  # names of the tools for which a warning was logged
 
     def learn(self, tools: Iterable[Tool], *, mirrors: bool, is_complete: bool = False) -> list[Tool]:
-        """Remember tools, and return those that can be used.
+        """Store the descriptions of listed tools, and return the tools that can be used.
 
-        If `mirrors` (the era repeats arguments in headers), tools with invalid header annotations are left out. If the
-        list of tools `is_complete`, all other tools are forgotten.
+        If `mirrors` is True (arguments are repeated in HTTP headers), tools with invalid header annotations are left
+        out. If `is_complete` is True (`tools` is the whole list), all tools that are not in `tools` are removed from
+        the store.
         """
         usable: list[Tool] = []
         for tool in tools:
@@ -422,7 +441,7 @@ class Toolbox:
         return name in self._known
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call. An unknown tool has no such headers.
+        """Return the HTTP headers that repeat arguments of a tool call. Return {} for an unknown tool.
 
         Raises UsageError if an argument cannot be sent in a header.
         """
@@ -435,7 +454,10 @@ class Toolbox:
             raise UsageError(f"The arguments of {name!r} cannot be sent: {error}") from None
 
     def check(self, name: str, result: ToolResult) -> None:
-        """Raise InvalidAnswer if a result does not match the output schema of the tool `name`."""
+        """Raise InvalidAnswer if a result does not match the output schema of the tool `name`.
+
+        A result with `is_error`, or of an unknown tool, is not checked.
+        """
         known = self._known.get(name)
         if known is None or known.output_schema is None or result.is_error:
             return

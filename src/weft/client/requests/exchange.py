@@ -1,11 +1,12 @@
-"""Make requests: single requests with retries and rounds of questions, lists with pages, completions with a rate limit.
+"""Send requests: with retries and rounds of questions, for lists with several pages, and for completions.
 
-A request is sent again, at most once, in two cases. If the session or version has ended, it is sent again after a new
-negotiation. If an HTTP connection failed, it is sent again if it only reads.
+In two cases a request is sent again, at most once. If the server no longer accepts the session or the protocol version,
+the request is sent again after a new negotiation. If an HTTP connection failed, the request is sent again if it only
+reads.
 
 Questions of the stateless era are answered in rounds. A server may refuse a request until the user has visited web
 pages (URL elicitation). Then the user is asked once about each page, and the request is sent again until the server
-accepts it or the time is over.
+accepts it or a time limit has passed.
 
 If a list changes while its pages are fetched, it is fetched once more. If the server does not declare the capability
 for a list, the list is empty.
@@ -67,7 +68,8 @@ T = TypeVar("T")
 
 _COMPLETE = (None, "complete")  # `resultType` of a complete result; it may be absent
 _ASKS = "input_required"  # `resultType` of a result with questions
-# Requests that only read, so that they can be sent twice. Others may have been executed although no answer came.
+# Requests that only read, so that they can be sent twice. The server may have
+# executed other requests although no response arrived.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
 _ROUND = ("inputResponses", "requestState")  # params of one round: answers, and the state that the server sent
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
@@ -79,22 +81,22 @@ class Options(msgspec.Struct, frozen=True):
     timeout: float | None = None
     progress: ProgressCallback | None = None
     headers: Mapping[str, str] = NO_HEADERS
-    is_manual: bool = False  # raise questions as PendingQuestions instead of answering them
+    is_manual: bool = False  # raise PendingQuestions instead of answering the server's questions
 
 
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
 _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
-_Read: TypeAlias = Callable[[bytes, str], T | InputRequiredResult]  # decodes the result of the request of a method
+_Read: TypeAlias = Callable[[bytes, str], T | InputRequiredResult]  # decodes the result of a request with this method
 
 
 @dataclass(eq=False)
 class Exchange:
-    """Makes requests on one connection."""
+    """Sends the requests of one connection, answers questions of the server, and uses the cache."""
 
     link: ClientConnection
     handlers: RequestHandlers
     limits: ClientLimits
-    renew: Callable[[int], Awaitable[None]]  # negotiates again, unless that was done since the given generation
+    renew: Callable[[int], Awaitable[None]]  # negotiates again, unless `link.generation` has changed
     cache: CacheView | None
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Exchange:
         return self._rounds(method, params, options, partial(_read, type))
 
     def request_page(self, method: str, params: Mapping[str, Any], type: type[R]) -> Awaitable[tuple[R, bytes]]:
-        """Send a request, answer the server's questions, and return the decoded result and its bytes."""
+        """Send a request, answer the server's questions, and return the result twice: decoded, and as JSON bytes."""
         return self._rounds(method, params, Options(), partial(_read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
@@ -131,7 +133,7 @@ class Exchange:
     # --- one round
 
     def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
-        """Return the encoded result of a request, from the cache if it has a fresh one, else from the server."""
+        """Return the encoded result of a request, from the cache if it has a fresh result, else from the server."""
         if self.cache is None or method not in CACHEABLE:
             return self._send(method, params, options)
         return self._fetch_cached(self.cache, method, params, options)
@@ -148,9 +150,10 @@ class Exchange:
     async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
         """Send a request and return its encoded result.
 
-        Sends the request once more if the session or version has ended, or if an HTTP connection failed and the request
-        only reads. Raises ConnectionFailed if the session ended after the server had accepted the request, unless the
-        request only reads.
+        The request is sent a second time if the server no longer accepts the session or the protocol version, or if an
+        HTTP connection failed and the request only reads. If the user must visit web pages first, the request is
+        repeated after the visits. Raises ConnectionFailed if the session ended after the server had accepted the
+        request, unless the request only reads.
         """
         link = self.link
         if link.settling is not None:
@@ -185,10 +188,10 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """Return the error to raise for a refusal.
+        """Return the exception to raise for an error that the server sent.
 
-        If the server does not know the method, the error names the method. If the server requires a capability that
-        the client has not declared, the error names the option that declares it.
+        If the server does not know the method, the exception names the method. If the server requires a capability that
+        the client has not declared, the exception names the option that declares it.
         """
         failure = explained(error)
         if not isinstance(failure, RemoteError):
@@ -240,14 +243,17 @@ def _check_number(number: int, verb: str, things: str, limits: ClientLimits) -> 
 
 
 def too_many_rounds(link: ClientConnection, limits: ClientLimits, what: str) -> InvalidAnswer:
-    """Return the error for a server that asks again and again. `what` says what it has done each time."""
+    """Return the error for a server that asks too many times in a row.
+
+    `what` says in the error message what the server has done each time.
+    """
     return InvalidAnswer(
         f"{link.transport.where} {what} {limits.rounds} times in a row; raise the limit `rounds` if that is expected."
     )
 
 
 def _why_not(refusal: ProtocolError) -> str:
-    """Return the reason why a question was not answered, for an error of the program.
+    """Return the reason why a question was not answered, for the exception that the program gets.
 
     The reason names the fields and types that are wrong, but contains no part of the answer.
     """
@@ -262,7 +268,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """Add the caller's metadata, answers and state to the params of a call, unless they are None. Return the params."""
+    """Add `meta`, `answers` and `state`, where they are not None, to the params of a call. Return the params."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -273,7 +279,10 @@ def with_rounds(
 
 
 async def _together(questions: list[Any]) -> list[Any]:
-    """Await all `questions` concurrently, and return the answers. If one fails, cancel the rest and raise its error."""
+    """Await all `questions` concurrently, and return their results.
+
+    If one question fails, its exception is raised, and the other questions are cancelled.
+    """
     tasks = [asyncio.ensure_future(question) for question in questions]
     try:
         return list(await asyncio.gather(*tasks))
@@ -289,7 +298,7 @@ def _decoder(type: type[Result]) -> msgspec.json.Decoder[Any]:
 
 
 def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
-    """Decode a result of the expected type, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
+    """Decode `raw` as a result of this type, or as the server's questions. Raises InvalidAnswer if `raw` is neither."""
     try:
         result: R = _decoder(type).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -318,7 +327,10 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, method: str) -> dict[str, Any] | InputRequiredResult:
-    """Decode a result as a dict, or the server's questions. Raises InvalidAnswer if `raw` is neither."""
+    """Decode `raw` as a dict or, if the server asks questions, as these questions.
+
+    Raises InvalidAnswer if `raw` cannot be decoded.
+    """
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -335,7 +347,7 @@ class _Complete(msgspec.Struct, rename="camel"):
 
 @dataclass(eq=False)
 class UrlElicitationRetry:
-    """Repeats requests that a server refuses until the user has visited web pages."""
+    """Repeats requests that a server refuses until the user has visited web pages (URL elicitation)."""
 
     link: ClientConnection
     limits: ClientLimits
@@ -344,17 +356,18 @@ class UrlElicitationRetry:
     _finished: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
 
     def receive(self, method: str, params: bytes) -> None:
-        """Handle the notification that the user has finished on a page. Other notifications are ignored."""
+        """Handle the notification that the user has finished on a web page. Ignore other notifications."""
         if method == _COMPLETE_NOTIFICATION:
             finished = self._finished.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
             if finished is not None:
                 finished.set()
 
     async def run(self, error: RemoteError, again: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Ask the user to visit the pages that the error names, and send the request `again` until it succeeds.
+        """Ask the user to visit the web pages that `error` names, and repeat the request until it succeeds.
 
-        Raises the server's latest error if the user refuses, if the time (`ask_seconds`) is over, or if that error
-        names no pages. Raises InvalidAnswer if the server names new pages, or reports finished ones, too often.
+        `again` sends the request and returns its encoded result. Raises the server's latest error if the user refuses,
+        if the time limit `ask_seconds` has passed, or if the latest error names no pages. Raises InvalidAnswer if the
+        server too often names new pages or reports finished pages.
         """
         now, finished = asyncio.get_running_loop().time, asyncio.Event()
         visited: set[str] = set()  # URLs of the pages that the user was asked about
@@ -392,9 +405,10 @@ class UrlElicitationRetry:
                 attempt += 1
 
     def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
-        """Return the pages that an error names. Raises the error if it names none, or if the user cannot be asked.
+        """Return the web pages that an error names.
 
-        Raises InvalidAnswer if it names too many.
+        Raises `error` itself if it names no pages, or if the client cannot ask the user. Raises InvalidAnswer if it
+        names too many pages.
         """
         pages = self.link.era.pages(error.code, error.data)
         elicitation = self.link.capabilities.elicitation
@@ -409,10 +423,10 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 
 
 def means_no_list(error: RemoteError, cursor: str | None) -> bool:
-    """Return whether the error for a page means that the server has no such list.
+    """Return whether an error means that the server does not have the requested list.
 
-    Many servers declare `resources` but have no templates, and answer the request for the first page with -32601. For a
-    later page, -32601 means something else.
+    `cursor` is the cursor of the requested page. Many servers declare `resources` but have no templates, and answer the
+    request for the first page with -32601. For a later page, -32601 means something else.
     """
     return cursor is None and error.code == MethodNotFound.code
 
@@ -423,17 +437,21 @@ class ListPages:
 
     exchange: Exchange
     limits: ClientLimits
-    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    facts: Callable[[], ServerHello]  # returns the server's capabilities
     look_again: Callable[[ServerHello], Awaitable[None]]  # asks the server for its capabilities again
-    _changed: set[str] = field(default_factory=set[str])  # lists for which a change was sent, so that they must exist
+    _changed: set[str] = field(default_factory=set[str])  # lists that have changed, so the server has them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
-        """Return one page, with the `next_cursor` for the next. The page is empty if the server has no such list."""
+        """Return one page of a list. The page is empty if the server does not have this list.
+
+        `method` requests the list, such as "tools/list". `cursor` is the `next_cursor` of the page before, or None for
+        the first page.
+        """
         page, _ = await self._one(method, type, cursor)
         return page
 
     async def _one(self, method: str, type: type[Page], cursor: str | None) -> tuple[Page, bytes]:
-        """Return one page, and its bytes. If the server has no such list, both are empty."""
+        """Return one page, and its encoded bytes. If the server does not have this list, both are empty."""
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
@@ -445,15 +463,16 @@ class ListPages:
         return convert(empty, type), b""
 
     def receive(self, notification: str) -> None:
-        """If the notification says that a list has changed, note that the server has this list."""
+        """If the notification says that a list has changed, record that the server has this list."""
         kind, _, rest = notification.removeprefix("notifications/").partition("/")
         if rest == "list_changed":
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Return whether the server has declared `capability`, or has sent a notification that its list has changed.
+        """Return whether the server has the list of a capability, such as "tools".
 
-        If neither is the case, the server is asked for its capabilities again.
+        That is the case if the server has declared the capability, or has sent a notification that the list has
+        changed. If neither is the case, the server is first asked for its capabilities again.
         """
         facts = self.facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
@@ -461,7 +480,7 @@ class ListPages:
         return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
-        """Return all items of a list.
+        """Return the items of all pages of a list. `items` returns the items of one page.
 
         If the server refuses the cursor of a later page, the list has changed, and the whole list is fetched once more.
         Raises InvalidAnswer if the list is too large.
@@ -495,10 +514,9 @@ class ListPages:
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
-        """Raise InvalidAnswer if the pages so far are too large to keep them all in memory.
+        """Raise InvalidAnswer if the pages of a list are too large in total. The limits are those of one message.
 
-        `size` is the number of their bytes, and `values` the number of their JSON values. Together, the pages may be as
-        large as one message.
+        `size` is the total number of bytes so far, and `values` the total number of JSON values.
         """
         for count, limit in ((size, "message_bytes"), (values, "json_values")):
             most: int = getattr(self.limits, limit)
@@ -509,25 +527,25 @@ class ListPages:
 
 
 class _CursorRefused(RemoteError):
-    """The server refused the cursor of a page."""
+    """The error for a cursor that the server refused."""
 
 
 MOST_VALUES = 100
-"""Maximum number of values in one completion. If a server sends more, the rest is dropped."""
+"""Maximum number of values in one completion. If a server sends more values, only the first 100 are used."""
 
 
 class Suggestions:
-    """Asks one server for completions, with a rate limit."""
+    """Sends completion requests to one server, with a rate limit."""
 
     def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
         self._exchange = exchange
         self._allowance = Allowance(limits.completions_per_second, 1.0)
-        self._line = asyncio.Lock()  # serves waiting requests in their order
+        self._line = asyncio.Lock()  # lets waiting requests continue in their order
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """Ask for a completion when the rate limit allows it. Return the suggested values, in the server's order.
+        """Wait until the rate limit allows a completion request, send it, and return the server's suggestions.
 
-        Raises RequestTimeout if the wait for the rate limit takes longer than `timeout`.
+        `timeout` is the limit in seconds for waiting and sending together. Raises RequestTimeout if it is exceeded.
         """
         check_timeout(timeout)
         try:
@@ -548,7 +566,9 @@ class Suggestions:
 def completion_params(
     argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return the params of a completion request. Raises UsageError unless either `prompt` or `template` is given.
+    """Return the params of a completion request.
+
+    Raises UsageError unless exactly one of `prompt` and `template` is given.
 
     >>> completion_params("city", "Par", "plan", None, None)
     {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}

@@ -1,7 +1,10 @@
-"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the standalone stream.
+"""Listen for changes of a server: changed lists and updated resources.
 
-A stream that was lost is opened again, with growing pauses. Then the listener gets a `StreamReopened`, because changes
-may have been missed. The era decides how to listen (`ListenPlan`).
+In the stateless era, the client listens with one request that stays open. In the session era, it subscribes to
+resources, and changes arrive on the standalone stream. The era decides how to listen (`ListenPlan`).
+
+A stream that was lost is opened again, with growing pauses. Then the program gets a `StreamReopened`, because changes
+may have been missed.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class _Params(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_Params).decode
 
-_LONGEST_URI = 8 * 1024  # characters in the URI of a changed resource, because many changes may wait in memory
+_LONGEST_URI = 8 * 1024  # maximum characters in a URI; changes with a longer URI would take too much memory
 _ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _LISTS: Mapping[str, tuple[Change, str]] = {
     "notifications/tools/list_changed": (ToolsChanged(), "tools_list_changed"),
@@ -59,7 +62,10 @@ _UPDATED = "notifications/resources/updated"
 
 
 def filter_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
-    """Return the filter for changes of lists and of the resources `uris`. If nothing is chosen, it has all lists."""
+    """Return a filter for changes of the chosen lists and of the resources in `uris`.
+
+    If no list and no URI is chosen, the filter contains all lists.
+    """
     everything = not (tools or prompts or resources or uris)
     return SubscriptionFilter(
         tools or everything or None, prompts or everything or None, resources or everything or None, uris or None
@@ -73,11 +79,11 @@ class Subscriptions:
     link: ClientConnection
     limits: ClientLimits
     ask: Callable[[str, Mapping[str, Any]], Awaitable[Any]]  # sends a request, such as `Client.request`
-    facts: Callable[[], ServerHello]  # returns what the server said about itself
+    facts: Callable[[], ServerHello]  # returns the server's capabilities
     open: set[Listening] = field(default_factory=set["Listening"])
 
     async def begin(self, plan: ListenPlan) -> None:
-        """Send the requests that subscribe to resources. Raises UsageError if the server does not offer that."""
+        """Send the requests that subscribe to resources. Raises UsageError if the server has no subscriptions."""
         resources = self.facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
@@ -88,16 +94,16 @@ class Subscriptions:
         await self.ask_all(plan.begin)
 
     async def ask_all(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Send requests, one after the other."""
+        """Send requests, given as pairs of method and params, one after the other."""
         for method, params in steps:
             await self.ask(method, params)
 
     def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Give a change or an acknowledgement to the listeners of its stream. Ignore other notifications.
+        """Pass a change or an acknowledgement to the `Listening` objects of its stream. Ignore other notifications.
 
-        The stream is the one that the notification's `_meta` names, or else the stream of the request `origin`. If both
-        are missing, all listeners get the notification. Listeners on the standalone stream get the notifications of all
-        streams. A listener gets only changes that it has asked for.
+        The stream is named in the notification's `_meta`, or else it is the stream of the request with the id `origin`.
+        If `origin` is None, too, all `Listening` objects get the notification. Objects on the standalone stream get the
+        notifications of all streams. Each object gets only the changes that it has requested.
         """
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
@@ -113,19 +119,25 @@ class Subscriptions:
                 listening.push(change)
 
     def reopened(self) -> None:
-        """Notify all listeners on the standalone stream that the stream was lost and is open again."""
+        """Pass a `StreamReopened` to all `Listening` objects on the standalone stream.
+
+        Called when the standalone stream was lost and is open again.
+        """
         for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
-        """End all listeners on the standalone stream with an error, because the stream could not be opened again."""
+        """End all `Listening` objects on the standalone stream with the error `failure`.
+
+        Called when the standalone stream was lost and could not be opened again.
+        """
         for listening in tuple(self.open):
             if listening.stream_id is None:
                 listening.end(failure)
 
     async def renewed(self) -> None:
-        """Let all open `Listening` objects subscribe again, after a new negotiation."""
+        """Subscribe again for all open `Listening` objects, after a new negotiation."""
         for listening in tuple(self.open):
             try:
                 await listening.subscribe_again()
@@ -133,7 +145,7 @@ class Subscriptions:
                 listening.end(error)
 
     def is_wanted(self, uri: str) -> bool:
-        """Return whether an open `Listening` has subscribed to the resource `uri`."""
+        """Return whether an open `Listening` object has subscribed to the resource `uri`."""
         return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self.open)
 
     def close(self) -> None:
@@ -143,9 +155,9 @@ class Subscriptions:
 
 
 def _change(method: str, uri: str, requested: SubscriptionFilter) -> Change | None:
-    """Return the change that a notification is about, or None if the filter `requested` does not have it.
+    """Convert a notification to a change. Return None if the filter `requested` does not contain the change.
 
-    A URI in the filter includes the resources below it.
+    A URI in the filter includes the resources below it. A change with a very long URI is dropped (None).
     """
     if method in _LISTS:
         change, field = _LISTS[method]
@@ -159,21 +171,22 @@ def _change(method: str, uri: str, requested: SubscriptionFilter) -> Change | No
 class Listening:
     """An async iterator over the changes of a server.
 
-    `async with` waits until the server has accepted the subscription. At its end, the subscription is ended.
+    `async with` waits until the server has accepted the subscription. At the end of the block, the subscription is
+    ended.
 
     If the stream is lost, it is opened again. Then a `StreamReopened` says that changes may have been missed. After
-    several failed attempts in a row, the iteration raises ConnectionFailed. It ends without an error if the server ends
-    the stream or the client is closed. If there are too many unread changes, the oldest are dropped.
+    several failed attempts in a row, the iteration raises ConnectionFailed. The iteration ends without an error if the
+    server ends the stream or the client is closed. If there are too many unread changes, the oldest are dropped.
     """
 
     def __init__(self, subscriptions: Subscriptions, requested: SubscriptionFilter) -> None:
         self.requested = requested  # the changes that the program wants
-        self.honoured: SubscriptionFilter | None = None  # the changes that the server will send, if it said so
+        self.honoured: SubscriptionFilter | None = None  # the changes that the server has promised to send
         self.stream_id: RequestId | None = None  # id of the request that stays open; None on the standalone stream
         self._subscriptions = subscriptions
         self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
         self._news = asyncio.Event()  # set when there is a change to read, or the iteration has ended
-        self._ready = asyncio.Event()  # set when the server has accepted the subscription, or it has failed
+        self._ready = asyncio.Event()  # set when the server has accepted the subscription, or the iteration has ended
         self._task: asyncio.Task[Any] | None = None  # keeps the stream open
         self._patience: asyncio.Timeout | None = None  # deadline for the server's first message on the stream
         self._is_over = False
@@ -207,7 +220,7 @@ class Listening:
     async def start(self) -> None:
         """Start listening, and wait until the server has accepted the subscription.
 
-        Raises the server's error if it refuses, and RequestTimeout if it does not accept in time.
+        Raises the server's error if the server refuses, and RequestTimeout if it does not accept in time.
         """
         if self._is_started or self._is_over:
             return
@@ -249,7 +262,7 @@ class Listening:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """End the iteration: it raises `failure`, or stops without an error if `failure` is None."""
+        """End the iteration. The iterator then raises `failure`, or stops without an error if `failure` is None."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -260,14 +273,17 @@ class Listening:
     # --- incoming changes
 
     def push(self, change: Change) -> None:
-        """Add a change for the iterator."""
+        """Add a change to the queue that the iterator reads."""
         self._changes.append(change)
         self._remove_deadline()
         self._news.set()
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
-        """Note that the server has accepted the subscription, and which changes it will send."""
+        """Record that the server has accepted the subscription and will send the changes in `honoured`.
+
+        If the server had accepted an earlier attempt, too, a `StreamReopened` is added to the queue.
+        """
         self.honoured = honoured
         self._remove_deadline()
         if self._ready.is_set():
@@ -275,7 +291,7 @@ class Listening:
         self._ready.set()
 
     def _remove_deadline(self) -> None:
-        """Remove the deadline for the server's first message, which has arrived. Later messages have no deadline."""
+        """Remove the deadline for the server's first message, because a message has arrived."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():
             patience.reschedule(None)
@@ -295,7 +311,7 @@ class Listening:
     # --- the stream
 
     async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
-        """Open the stream, and open it again whenever it is lost. End the iteration after many failures in a row."""
+        """Open the stream, and open it again whenever it is lost. After too many failures, end the iteration."""
         link, limits = self._subscriptions.link, self._subscriptions.limits
         now = asyncio.get_running_loop().time
         most = limits.resumptions
