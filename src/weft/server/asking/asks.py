@@ -24,24 +24,27 @@ _Completed = Callable[[], Awaitable[None]]
 
 
 class _Elicitation:
-    """Base of all outcomes of an elicitation."""
+    """Base class for the outcome of an elicitation: accepted, declined or cancelled."""
 
     __slots__ = ("_completed",)
 
     def __init__(self, completed: _Completed | None = None) -> None:
-        self._completed = completed  # Notifies the client that the user is done at a page; None if there is no page.
+        self._completed = completed  # Notifies the client that the user has finished on a page, or None.
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # Without the answer, which may be private.
 
     async def notify_complete(self) -> None:
-        """Notify the client that the user has finished on the page, if the protocol version has such a message."""
+        """Notify the client that the user has finished on the web page of `ctx.elicit_url`.
+
+        Does nothing after a form, and in protocol versions without this notification.
+        """
         if self._completed is not None:
             await self._completed()
 
 
 class AcceptedElicitation(_Elicitation, Generic[T]):
-    """The user accepted: `value` is the checked answer."""
+    """Outcome of an elicitation: the user accepted. `value` is the validated answer."""
 
     __slots__ = ("value",)
     __match_args__ = ("value",)
@@ -70,7 +73,7 @@ class _Unaccepted(_Elicitation):
 
 
 class DeclinedElicitation(_Unaccepted):
-    """The user declined."""
+    """Outcome of an elicitation: the user declined."""
 
     __slots__ = ()
 
@@ -80,7 +83,7 @@ class DeclinedElicitation(_Unaccepted):
 
 
 class CancelledElicitation(_Unaccepted):
-    """The user closed the question without an answer."""
+    """Outcome of an elicitation: the user closed the question without an answer."""
 
     __slots__ = ()
 
@@ -101,9 +104,9 @@ def _elicitation(action: str, value: T, completed: _Completed | None = None) -> 
 
 
 class _FormAnswer(msgspec.Struct):
-    """Like `ElicitResult`, but the fields in `content` may have any type.
+    """The client's answer to a form. Unlike in `ElicitResult`, the values in `content` may have any type.
 
-    So a field of a wrong type is found only later, by `parse_form`, whose error names the field.
+    `parse_form` checks the types later. Its error names the wrong field.
     """
 
     action: Literal["accept", "decline", "cancel"]
@@ -111,7 +114,7 @@ class _FormAnswer(msgspec.Struct):
 
 
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
-    """Ask the user to fill in a form."""
+    """Ask the user to fill in a form, and return the outcome with the validated answer."""
     answer = await ask(call, ask_form(message, schema), _FormAnswer, key)
     if answer.action != "accept":
         return _elicitation(answer.action, None)
@@ -124,7 +127,7 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
-    """Ask the user to visit a page."""
+    """Ask the user to visit a web page, and return whether the user accepted, declined or cancelled."""
     request = ask_url(message, url)
     check_request(call, request)
     page = asker_of(call).new_page_id()
@@ -134,9 +137,9 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 
 
 async def notify_complete(call: Call, page: str) -> None:
-    """Notify the client that the user has finished on the page with the id `page`.
+    """Notify the client that the user has finished on the web page with the id `page`.
 
-    The notification is sent on the stream of the call while it is open, else outside of the call.
+    The notification is sent on the stream of the call. If this stream is not open, it is sent outside of the call.
     """
     if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
         await call.connection.notify_complete(page)
@@ -145,7 +148,7 @@ async def notify_complete(call: Call, page: str) -> None:
 
 
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
-    """Ask the client's model."""
+    """Ask the client's model (sampling), and return its checked answer."""
     answer = await ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
@@ -154,7 +157,7 @@ async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMe
 
 
 async def ask(call: Call, request: InputRequest, answer: type[T], key: str | None) -> T:
-    """Ask a question and return the answer as the type `answer`."""
+    """Ask the client a question, and return its answer decoded as the type `answer`."""
     if key is not None:
         check_key(key, f"key={key!r}")
     check_request(call, request)

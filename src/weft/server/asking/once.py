@@ -1,7 +1,7 @@
 """Call a function once per logical call, however often its handler runs: `ctx.once`.
 
-Results are stored as JSON in the journal of the call. If a client sends the same round twice, only the first one calls
-the function (`weft.server.calls.once_store`).
+A logical call is one call with all its rounds. Results are stored as JSON in the journal of the call. If a client sends
+the same request twice, only the first request calls the function (`weft.server.calls.once_store`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 _KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read, or name the type: ctx.once(..., type=T)."
 
-# The `once` calls that the running code is part of, with their keys.
+# The calls of `once` that the current code runs in: each a `Once` and a key.
 _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", default=())
 
 
 class Once:
-    """The results of functions that are called once, by key.
+    """Calls functions at most once per logical call (a call with all its rounds), and stores their results by key.
 
-    `logical` is the id of the logical call. If it is given, other runs of the same logical call are possible: the first
-    run calls a function, and the others wait for its result. By default, there are no other runs.
+    `results` has the results of earlier rounds. `logical` is the id of the logical call. If several requests with the
+    same id run at the same time, the first request calls the function, and the other requests wait for its result. By
+    default, there is no id, because there is only one request.
     """
 
     def __init__(self, services: Services, results: dict[str, msgspec.Raw], logical: str = "") -> None:
@@ -45,9 +46,10 @@ class Once:
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of the first call for `key`. It is read from JSON, so every run gets an equal value.
+        """Return the stored result for `key`. If there is none, call `fn` and store its result.
 
-        `type` is the type of the result. If it is None, the return annotation of `fn` is used.
+        The result is always decoded from JSON, so every round gets an equal value. `type` is the type of the result. If
+        `type` is None, the return annotation of `fn` is used.
         """
         kind = _result_type(fn) if type is None else type
         with _explained(f"ctx.once({key!r}) cannot keep a result of the type {_named(kind)}, so nothing was called."):
@@ -84,7 +86,7 @@ class Once:
             return adapter.validate_json(bytes(self._results[key]))
 
     def check_asking(self) -> None:
-        """Raise UsageError if the current code runs inside a `once` function, because such a function must not ask.
+        """Raise UsageError if the current code runs inside a function given to `ctx.once`, which must not ask.
 
         A question would end the round, but the round waits for the function.
         """
@@ -94,7 +96,7 @@ class Once:
 
 @contextmanager
 def _explained(problem: str) -> Generator[None]:
-    """Turn any exception of pydantic, or of the user's validators and serialisers, into a UsageError."""
+    """Turn any exception in the `with` block into a UsageError whose message begins with `problem`."""
     try:
         yield
     except Exception as error:
@@ -107,7 +109,7 @@ def to_json(value: Any) -> msgspec.Raw:
 
 
 def adapter_of(type: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a type, from a cache if possible."""
+    """Return a pydantic TypeAdapter for a type. Adapters of hashable types are cached."""
     return _known_adapter(type) if is_hashable(type) else _known_adapter.__wrapped__(type)
 
 
@@ -125,7 +127,7 @@ def _named(type: Any) -> str:
 
 
 def _result_type(fn: Callable[..., Any]) -> Any:
-    """Return the return annotation of `fn`; Any if there is none or it cannot be evaluated."""
+    """Return the type that `fn` returns according to its annotation; Any if the annotation is missing or wrong."""
     try:
         return get_type_hints(inspect.unwrap(fn)).get("return", Any)
     except Exception:  # noqa: BLE001 - hints are the user's code; without them the value is plain JSON

@@ -1,7 +1,7 @@
 """Build questions (elicitation, sampling, roots), and check that the client supports them.
 
-A question needs a capability that the client declared. Without it, the call is refused with an error that names the
-capability.
+Each question needs a capability. If the client did not declare the capability, the call fails with an error that names
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ log = logging.getLogger("weft.asks")
 
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
-    """Return a question that asks the user to fill in a form: a flat model, or a flat JSON Schema."""
+    """Return a question that asks the user to fill in a form.
+
+    `schema` describes the form: a class or a JSON Schema, without nested fields.
+    """
     from weft.forms import check_form, fields_with_links, fields_with_secrets, form_schema, has_link
 
     shape = cast("object", schema)  # Callers may be untyped.
@@ -71,10 +74,11 @@ def _warn_of_secrets(fields: tuple[str, ...]) -> None:
 
 
 def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
-    """Return a question that asks the user to visit a page. The URL must be https, or http on this machine.
+    """Return a question that asks the user to visit a web page.
 
-    The URL must not contain a password. If you give an `id`, you can call `ctx.notify_complete(id)` later to notify the
-    client that the user has finished on that page. Default: a new id.
+    The URL must be https, or http on this machine, and must not contain a user name or password. If you give an `id`,
+    you can call `ctx.notify_complete(id)` later, to notify the client that the user has finished on the page. Default:
+    a new id.
     """
     if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance] - users' code
         raise UsageError(f"ask_url(id={id!r}) is not possible: give a text that is not empty.")
@@ -95,13 +99,13 @@ def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
 
 
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
-    """Return a question to the client's model. `options` are the other fields of `CreateMessageParams`."""
+    """Return a question for the client's model (sampling). `options` are the other fields of `CreateMessageParams`."""
     talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
     return _ask_model(CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
 
 
 def ask_model_raw(params: Mapping[str, Any]) -> InputRequest:
-    """Return a question to the client's model with these params of `sampling/createMessage`."""
+    """Return a question for the client's model with these params; raise UsageError if the params are not valid."""
     try:
         return _ask_model(msgspec.convert(params, CreateMessageParams))
     except msgspec.ValidationError as error:
@@ -116,17 +120,17 @@ def _ask_model(params: CreateMessageParams) -> InputRequest:
 
 
 def ask_roots() -> InputRequest:
-    """Return a question that asks for the client's roots."""
+    """Return a question that asks the client for its list of roots."""
     return InputRequest("roots/list")
 
 
 def params_of(request: InputRequest) -> Any:
-    """Return the params of a question as JSON values; None if it has no params."""
+    """Return the params of a question as JSON values; None if the question has no params."""
     return None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
 
 
 def check_key(key: object, where: str) -> None:
-    """Raise UsageError if `key` is not a string, because the keys of a JSON object are strings."""
+    """Raise UsageError if the key of a question is not a string. The error message begins with `where`."""
     if not isinstance(key, str):
         raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
 
@@ -143,7 +147,7 @@ def check_request(call: Call, request: InputRequest) -> None:
 
 
 def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
-    """Return the capability that a question needs, and what it is needed for."""
+    """Return the client capability that a question needs, and the purpose of the question for error messages."""
     params = request.params
     if request.method == "roots/list":
         return ClientCapabilities(roots=RootsCapability()), "list the client's roots"

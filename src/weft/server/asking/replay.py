@@ -2,8 +2,8 @@
 
 Without a session, a handler runs again from the top after every answer. Side effects before the question then happen
 again, unless they are done by `ctx.once`. Not all side effects can be detected. These can: a log message through the
-context, an argument that was changed, and an `await` of anything other than a question or a `once`. An `await` that
-only reads is no side effect. It is recognised by its name, such as `get_price`, `fetch` or `sleep`.
+context, an argument that was changed, and an `await` of anything other than a question or a `once`. To await a function
+that only reads is no side effect. Such a function is recognised by its name, such as `get_price`, `fetch` or `sleep`.
 
 The coroutine of the handler is run step by step, with a profile function (`sys.setprofile`) that is called for each
 coroutine that the user's code awaits. This is done only if the server's `debug` is on.
@@ -39,7 +39,7 @@ _READING = re.compile(
     r"describe|resolve|validate|parse|verify|wait|sleep|acquire|connect|open|enter|exit|next|iter|anext|aenter|aexit)"
     r"(_|$|[A-Z\d])"
 )
-_SERVER = str(Path(__file__).resolve().parents[1])  # the directory of weft.server
+_SERVER = str(Path(__file__).resolve().parents[1])  # The directory of weft.server.
 _LOGS = frozenset({"log", *get_args(LogLevel)})
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _MOST_WARNINGS = 512
@@ -48,13 +48,13 @@ _WARNING = (
     "it must happen once, put it into ctx.once(key, fn, ...), or do it after the last question."
 )
 
-_warned: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
+_warned: set[tuple[str, str]] = set()  # Warnings that were logged: handler, and side effect with its place.
 
 _is_users = lru_cache(maxsize=1024)(is_users)
 
 
 def watched(handler: Handler) -> Handler:
-    """Wrap the handler of a method so that it warns about side effects, in calls whose handler may run again."""
+    """Return a handler that also warns about side effects, in calls whose handler may run more than once."""
 
     async def serve(call: Call) -> Any:
         if not call.era.asks_by_rounds or sys.getprofile() is not None:
@@ -76,11 +76,11 @@ class _Step:
         self.place = place
         self.frame = frame  # Frame of the awaited coroutine; None for a future, or for `ctx.wait`.
         self.back = back  # Frame of the code that awaits it.
-        self.asks = not what  # Whether it is no side effect: it only reads, or led to a question or a `once`.
-        self.is_over = False  # Whether it has ended; used only if there is no frame.
+        self.asks = not what  # Whether to ignore the step: it only reads, or led to a question or a `once`.
+        self.is_over = False  # Whether the step has ended; used only for a step without a frame.
 
     def is_under_way(self, frames: Container[FrameType | None]) -> bool:
-        """Return whether the step is still running; `frames` are the frames that are still running."""
+        """Return whether the step is still running. `frames` has the frames of all code that is still running."""
         return not self.is_over if self.frame is None else self.frame in frames
 
 
@@ -90,7 +90,7 @@ class Replay:
     def __init__(self, described: str, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._described = described
         self._coroutine = coroutine
-        self._steps: dict[FrameType | _Step, _Step] = {}  # By frame, or by itself if the step has none.
+        self._steps: dict[FrameType | _Step, _Step] = {}  # By frame; a step without a frame is its own key.
         self._awaited: _Step | None = None  # The step for the future that the suspended handler awaits.
         self._handler: FrameType | None = None  # Frame of the user's handler.
         self._arguments: dict[
@@ -135,9 +135,9 @@ class Replay:
 
     @contextmanager
     def waiting(self, awaitable: Any, place: str) -> Generator[None]:
-        """Return a context in which a sync handler runs `awaitable` with `ctx.wait`; record it as a step.
+        """Record that a sync handler runs `ctx.wait(awaitable)`, from the start to the end of the `with` block.
 
-        `place` is the file and line of the call of `ctx.wait`.
+        `place` is the file and line where the handler calls `ctx.wait`.
         """
         what = _judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
         step = _Step(what, place)
@@ -157,13 +157,13 @@ class Replay:
             self._handler, self._arguments = frame, _copies(frame)
 
     def asked(self) -> None:
-        """Record a question or a `once`. The steps that are running now led to it, so they are no side effects."""
+        """Mark every `await` that is still running as harmless, because it has led to a question or a `once`."""
         under_way = self._under_way()
         for step in self._steps.values():
             step.asks = step.asks or step.is_under_way(under_way)
 
     def warn(self) -> None:
-        """Warn about the side effects before a question that has no answer yet."""
+        """Log a warning for each side effect that happened before the current question."""
         under_way = self._under_way()
         done = [step for step in self._steps.values() if not step.asks and not step.is_under_way(under_way)]
         inner = {step.frame for step in done if step.frame is not None}
@@ -185,7 +185,7 @@ class Replay:
                 log.warning(_WARNING, self._described, what, place, where)
 
     def _chain(self) -> list[FrameType]:
-        """Return the frames of the suspended handler, the outermost first."""
+        """Return the frames of the suspended handler and of the coroutines that it awaits, the outermost first."""
         frames: list[FrameType] = []
         coroutine: Any = self._coroutine
         while isinstance(coroutine, CoroutineType):
@@ -195,9 +195,9 @@ class Replay:
         return frames
 
     def _under_way(self) -> dict[FrameType | None, None]:
-        """Return the frames of the handler's coroutines and of the current thread: their code has not ended yet.
+        """Return the frames of all code that has not ended yet, the innermost first.
 
-        The innermost frames come first.
+        These are the frames of the handler's coroutines and of the current thread.
         """
         frames: dict[FrameType | None, None] = dict.fromkeys(reversed(self._chain()))
         frame = inspect.currentframe()
@@ -208,7 +208,7 @@ class Replay:
 
 
 def _judge(code: Any) -> str:
-    """Return a description of what a coroutine does; "" if it has no side effects. `code` is its code object."""
+    """Describe the side effect of a coroutine from its code object; return "" if there seems to be none."""
     name: str = code.co_name
     if code.co_filename.startswith(_SERVER):
         is_log = code.co_qualname.startswith("Context.") and name in _LOGS
@@ -221,7 +221,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _copies(frame: FrameType) -> dict[str, tuple[Any, Any]]:
-    """Return the arguments of a running function that can be changed and compared, each with a copy."""
+    """Return the mutable arguments of a running function, each with a copy, to find out later if they have changed."""
     code = frame.f_code
     found: dict[str, tuple[Any, Any]] = {}
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -2,16 +2,16 @@
 
 Without a session, the server stores nothing between two calls. A handler runs from the top in every round. A question
 whose answer is in the journal is answered at once. The first question without an answer ends the round: the client gets
-the questions and the sealed journal, and its next call, to any worker, brings back the journal and the answers. So a
+the questions and the encrypted journal. Its next call, to any worker, brings back the journal and the answers. So a
 handler must ask the same questions when it gets the same answers. Everything else that it does is done again, except
 for functions called through `ctx.once`, whose results are in the journal.
 
 Questions asked at the same time (`asyncio.gather`) are sent together. So a round does not end with its first question,
-but when no new question came for a few turns of the loop and no `once` is running.
+but when no new question came for a few turns of the event loop and no `once` is running.
 
-In a session, a question is sent on the stream of the call and its answer awaited. Where the call has no stream, the
-standalone stream is used. A handler that returns its questions is called again with the answers; a journal in memory
-makes sure that no question is asked twice.
+In a session, a question is sent on the stream of the call, and the handler waits for the answer. If the call has no
+stream, the standalone stream is used. A handler that returns its questions is called again with the answers; a journal
+in memory makes sure that no question is asked twice.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.asks")
 
-QUIET_TURNS = 3  # Turns of the loop without a new question, after which a round ends.
+QUIET_TURNS = 3  # Turns of the event loop without a new question, after which a round ends.
 PAGES_REQUIRED = -32042  # JSON-RPC error code: the user must visit pages first.
 
 
 def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
-    """Return the keys that seal journals: `given`, or the keys in WEFT_STATE_KEY, or a new key for this process."""
+    """Return the keys that encrypt journals: `given`, or the keys in WEFT_STATE_KEY, or a new key for this process."""
     if given is not None:
         return KeyRing(given)
     listed = os.environ.get("WEFT_STATE_KEY", "")
@@ -79,12 +79,12 @@ def _warn_of_key() -> None:
 
 
 class InputRequired(BaseException):
-    """Signals that answers are needed to complete the call. Handlers return it; `ctx.elicit` and others raise it.
+    """Signals that the call needs answers from the client. Handlers return it; methods such as `ctx.elicit` raise it.
 
-    `requests` are the questions by key; the next call finds the answers under the same keys (`ctx.input_response`).
-    `state` can be any JSON value. The client gets it sealed, and in the next call it is `ctx.request_state`.
+    `requests` has the questions by key; the next call finds the answers under the same keys (`ctx.input_response`).
+    `state` can be any JSON value. The client gets the state encrypted, and the next call has it as `ctx.request_state`.
 
-    It is not an `Exception`, so `except Exception` in a handler does not catch it.
+    This class is not an `Exception`, so `except Exception` in a handler does not catch it.
     """
 
     def __init__(self, requests: Mapping[str, InputRequest] | None = None, *, state: Any = None) -> None:
@@ -102,10 +102,10 @@ class InputRequired(BaseException):
 
 
 class UrlElicitationRequired(InputRequired):
-    """Signals that the user must visit pages first. Handlers raise it.
+    """Signals that the user must visit web pages before the call can be completed. Handlers raise it.
 
     Each page is a pair of a message and a URL, or `ask_url(...)`. Depending on its protocol version, the client gets
-    questions, or an error that lists the pages. After the visits, the client calls again.
+    questions, or an error that lists the pages. After the user has visited the pages, the client repeats the call.
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
@@ -116,7 +116,7 @@ class UrlElicitationRequired(InputRequired):
 
 
 class _RoundOver(InputRequired):
-    """Ends the round with the questions that its `Round` has collected."""
+    """Raised inside a handler to end the round. The client then gets the questions that the `Round` has collected."""
 
     def __init__(self) -> None:
         BaseException.__init__(self, "the round is over")
@@ -125,22 +125,22 @@ class _RoundOver(InputRequired):
 
 
 def asker_of(call: Call) -> Asker:
-    """Return the asker of a call, and create it if the call has none yet."""
+    """Return the `Asker` of a call. Create the `Asker` if the call has none yet."""
     if call.asker is None:
         call.asker = Round(call) if call.era.asks_by_rounds else Channel(call)
     return cast("Asker", call.asker)
 
 
 def round_of(call: Call) -> Round | None:
-    """Return the round of a call; None in a session, or if the call has neither asked nor brought answers."""
+    """Return the `Round` of a call; None in a session, or if the call has no `Round` yet."""
     return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
 
 
 async def invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
-    """Call a user's function: directly if it is async, else in a thread. Return its value.
+    """Call a function of the user and return its value. A sync function runs in a thread.
 
-    The context of the call is added to `kwargs` if the function takes it. If the value is an `InputRequired`, it is
-    raised instead, as if the function had raised it.
+    If the function has a Context parameter, the context of the call is added to `kwargs`. If the function returns an
+    `InputRequired`, the `InputRequired` is raised.
     """
     if signature.injected is not None:
         kwargs[signature.injected] = call.context
@@ -151,36 +151,42 @@ async def invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwarg
 
 
 class Asker(ABC):
-    """Carries the questions of one call to the client, and the answers back."""
+    """Asks the client the questions of one call, and returns the answers to the handler."""
 
     def __init__(self, call: Call, journal: Journal) -> None:
-        self._call: Call = weakref.proxy(call)  # The call refers to this object: no reference cycle.
+        self._call: Call = weakref.proxy(call)  # A weak reference, because the call refers to this object.
         self.journal = journal
         self.is_retry = False  # Whether the handler ran before for the same logical call.
         self._keys = Keys()
         self._once = Once(call.services, journal.once, journal.id)
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of `fn`, which is called at most once per logical call."""
+        """Return the result of `fn`, which is called at most once for all rounds of a call.
+
+        The result is stored under `key`. `type` is the type of the result, or None to use the annotation of `fn`.
+        """
         return await self._once.result(key, fn, args, type)
 
     @abstractmethod
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer to one question, as JSON.
+        """Ask the client one question, and return the answer as JSON.
 
         The answer is stored under `key`. If `key` is None, a key is made from the content of the question.
         """
 
     def new_page_id(self) -> str | None:
-        """Return an id for a page that the user is sent to; None if the protocol version has no such ids."""
+        """Return an id for a web page that the user must visit; None if the protocol version has no such ids."""
         return None
 
     def unusable(self, fault: str) -> Exception:
-        """Return the exception for an answer that cannot be used; `fault` says why."""
+        """Return the exception for an answer that cannot be used. `fault` says what is wrong with the answer."""
         return InvalidParams(f"Invalid params: {fault}")  # Refuses the call, because its params contain the answer.
 
     async def settle(self, signal: InputRequired) -> bool:
-        """Handle questions that a handler returned. Return True if they are answered and the handler must run again."""
+        """Ask the questions that a handler returned. Return True if the handler must run again with the answers.
+
+        This base method only returns False: the client gets the questions in the result of the call.
+        """
         return False
 
     def _fit(self, method: str, params: Any) -> Any:
@@ -200,7 +206,10 @@ class Asker(ABC):
         return self._call.services.limits
 
     def _check_total(self, asked: int, what: str, limit: str, most: int) -> None:
-        """Raise UsageError if a handler has asked too often, as in an endless loop that lets a model use tools."""
+        """Raise UsageError if the count `asked` is above `most`: the handler may be in an endless loop.
+
+        `limit` is the name of the limit in `Limits`. `what` names the things that are counted.
+        """
         if asked > most:
             raise UsageError(
                 f"{self._call.described} has asked {most} {what} and is still not done. Return a result when the "
@@ -209,7 +218,10 @@ class Asker(ABC):
 
 
 class Round(Asker):
-    """One run of a handler without a session. It takes answers from the journal, or ends with questions."""
+    """One run of a handler without a session.
+
+    Answers come from the journal. If the journal has no answer, the run ends, and the client gets the question.
+    """
 
     def __init__(self, call: Call) -> None:
         params = call.envelope.params
@@ -222,14 +234,14 @@ class Round(Asker):
         self._params = params
         self._asked: dict[str, str] = {}  # Digests of all questions of this run, by key.
         self._questions: dict[str, InputRequest] = {}  # Questions without an answer, by key.
-        self._waiters: list[asyncio.Future[None]] = []  # One for each open question.
+        self._waiters: list[asyncio.Future[None]] = []  # One for each question without an answer.
         self._running = 0  # Number of `once` calls that are running.
         self._progress = 0  # Number of questions asked and `once` calls ended.
         self.is_over = False  # Whether the round has ended with unanswered questions.
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer from the journal, or end the round if there is none."""
+        """Return the answer from the journal. If the journal has no answer, end the round with this question."""
         self._once.check_asking()
         question = digest(method, params)
         name = self._keys.name(key, question)
@@ -258,7 +270,10 @@ class Round(Asker):
         raise _RoundOver  # Not set on the future: it would form a cycle of future, exception and frame.
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of `fn`, unless the round is over."""
+        """Return the result of `fn`, which is called at most once for all rounds of a call.
+
+        Raises `_RoundOver` if the round is over and the journal has no result for `key`.
+        """
         if self.is_over and key not in self.journal.once:
             raise _RoundOver  # The journal is sent already, so a result would be lost.
         if self._call.replay is not None:
@@ -271,7 +286,10 @@ class Round(Asker):
             self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. Return True if the client may repeat the call, because no `once` has run."""
+        """End the round and drop its questions. Return True if `ctx.once` has called no function in this round.
+
+        In this case, the client may safely repeat the call.
+        """
         self._end()  # From now on, tasks that still run cannot call a `once` function.
         return not self._once.began
 
@@ -290,7 +308,7 @@ class Round(Asker):
         self.journal.pending[name] = question
 
     def result(self) -> InputRequiredResult:
-        """Return the result that ends this round: the questions to the client, and the sealed journal."""
+        """Return the result that ends this round: the questions to the client, and the encrypted journal."""
         self.warn_if_changed()
         self._check_count(len(self._questions))
         return InputRequiredResult(
@@ -298,7 +316,7 @@ class Round(Asker):
         )
 
     def warn_if_changed(self) -> None:
-        """Warn in debug mode if this run did not ask a question that was asked in the round before."""
+        """Log a warning in debug mode if this run did not repeat a question of the previous round."""
         if not self._call.services.debug:
             return
         if forgotten := self.journal.unasked(self._asked):
@@ -315,7 +333,10 @@ class Round(Asker):
         self._check_quiet(self._progress, QUIET_TURNS + 1)
 
     def _check_quiet(self, progress: int, turns_left: int) -> None:
-        """End the round if there was no progress for some turns of the loop."""
+        """End the round if there is no progress in the next `turns_left` turns of the event loop.
+
+        `progress` is the value of the progress counter when the check began.
+        """
         if progress != self._progress or self._running or self.is_over or not self._waiters:
             return  # Each progress starts another check.
         if turns_left:
@@ -330,10 +351,10 @@ class Round(Asker):
                 waiter.set_result(None)
 
     def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
-        """Return and record the answer that the client has sent in advance, with its first call.
+        """Return and record the answer that the client has sent with its first call, before the question was asked.
 
-        `name` is the key of the question, `question` its digest. Returns None if there is no such answer, or if this is
-        not the first call.
+        `name` is the key of the question, `question` is its digest. Returns None if there is no such answer, or if this
+        is not the first call.
         """
         answer = (self._params.input_responses or {}).get(name)
         if self._params.request_state is not None or answer is None:
@@ -367,7 +388,7 @@ class Round(Asker):
 
 
 def _open_journal(call: Call, params: InputParams) -> Journal:
-    """Return the journal that a call brings, or an empty one in a first call. Add the answers of the call."""
+    """Decrypt the journal of a call, or create an empty journal for a first call. Add the answers of the call."""
     state, services = params.request_state, call.services
     try:
         if state is None:
@@ -387,7 +408,10 @@ def _open_journal(call: Call, params: InputParams) -> Journal:
 
 
 def _binding(call: Call, params: InputParams) -> bytes:
-    """Return the bytes that bind a state to its server, caller, method, name and arguments."""
+    """Return bytes that stand for the server, caller, method, name and arguments of a call.
+
+    A `requestState` is valid only in calls with the same bytes.
+    """
     mirrored = call.envelope.method.mirrored
     name = str(getattr(params, mirrored)) if mirrored else ""  # In an extension, it may be a number.
     if isinstance(params, CallToolParams):  # The arguments as the client sent them, before any middleware.
@@ -399,9 +423,9 @@ def _binding(call: Call, params: InputParams) -> bytes:
 
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
-    """Return the result that ends the round of a call: its questions and the sealed journal.
+    """Return the result that ends the round of a call: its questions and the encrypted journal.
 
-    The questions of `signal` are added to those that the round has collected.
+    The questions of `signal` are added to the questions that the round has collected.
     """
     round = asker_of(call)
     assert isinstance(round, Round)
@@ -413,7 +437,7 @@ def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
 
 
 def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
-    """Return `error` if it is an InputRequired or ProtocolError, or the first such member of a group, or None."""
+    """Return the first InputRequired or ProtocolError: `error` itself, or one in its exception group. Else None."""
     if isinstance(error, InputRequired | ProtocolError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -424,12 +448,12 @@ def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
 
 
 class Channel(Asker):
-    """Asks over the channel of a session, and waits for the answers."""
+    """Sends the questions of a call to the client in a session, and waits for the answers."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(call, Journal.empty())
-        self._rounds = 0  # Times that the handler returned questions.
-        self._sent = 0  # Questions sent, in all runs of the handler.
+        self._rounds = 0  # How many times the handler returned questions.
+        self._sent = 0  # Number of questions sent, in all runs of the handler.
         self._page_prefix = secrets.token_urlsafe(16)
         self._page_numbers = count(1)
 
@@ -438,11 +462,11 @@ class Channel(Asker):
         return f"{self._page_prefix}-{next(self._page_numbers)}"
 
     def unusable(self, fault: str) -> Exception:
-        """Return an exception that the handler may catch: the answer cannot be used, but the call itself is valid."""
+        """Return the QuestionFailed for an answer that cannot be used. The handler may catch this exception."""
         return QuestionFailed(f"The client's answer cannot be used: {fault}")
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Return the answer from an earlier run, or else send the question and wait for its answer."""
+        """Return the answer from an earlier run of the handler, or else send the question and wait for the answer."""
         self._once.check_asking()
         question = digest(method, _without_page_id(params))
         name = self._keys.name(key, question)
@@ -481,7 +505,10 @@ class Channel(Asker):
             ) from None
 
     async def _send_cancellation(self, message: bytes) -> None:
-        """Send the cancellation of a question on the stream of the call; outside of it if the call was cancelled."""
+        """Send the cancellation of a question on the stream of the call.
+
+        If the call was cancelled, send the cancellation outside of the call instead.
+        """
         call = self._call
         assert call.session is not None
         await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)
@@ -489,7 +516,7 @@ class Channel(Asker):
     async def settle(self, signal: InputRequired) -> bool:
         """Ask the questions that a handler returned. Return True, so that the handler runs again with the answers.
 
-        Raises ProtocolError, with the pages, if the handler raised UrlElicitationRequired.
+        Raises ProtocolError with a list of the web pages if the handler raised UrlElicitationRequired.
         """
         self._check_count(len(signal.requests))
         for request in signal.requests.values():
@@ -512,7 +539,7 @@ class Channel(Asker):
         return RecordedAnswer(question, await self._send(request.method, _with_page_id(params)))
 
     def _pages_required(self, signal: UrlElicitationRequired) -> ProtocolError:
-        """Return the error that lists the pages which the user must visit."""
+        """Return the error that lists the web pages that the user must visit."""
         pages = [self._fit(request.method, _with_page_id(params_of(request))) for request in signal.requests.values()]
         return ProtocolError("The user has to visit a page first.", code=PAGES_REQUIRED, data={"elicitations": pages})
 
@@ -524,7 +551,7 @@ def _with_page_id(params: Any) -> Any:
 
 
 def _without_page_id(params: Any) -> Any:
-    """Return the params without the id of the page: two questions that differ only in this id are the same."""
+    """Return the params of a question without `elicitationId`. Questions that differ only in this id are the same."""
     return params if params is None else {name: value for name, value in params.items() if name != "elicitationId"}
 
 

@@ -42,7 +42,7 @@ _BY_SUFFIX = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-_BY_START: tuple[tuple[int, tuple[bytes, ...], str], ...] = (  # Offset and bytes that show the MIME type of data.
+_BY_START: tuple[tuple[int, tuple[bytes, ...], str], ...] = (  # Offset, bytes there, MIME type that they show.
     (0, (b"\x89PNG\r\n\x1a\n",), "image/png"),
     (0, (b"\xff\xd8\xff",), "image/jpeg"),
     (0, (b"GIF87a", b"GIF89a"), "image/gif"),
@@ -61,9 +61,9 @@ _TEXT = re.compile(r"text/.*|application/(javascript|json|sql|toml|x-sh|xml|yaml
 
 
 class _Media:
-    """Bytes with their MIME type. If a path is given instead of bytes, the file is read immediately."""
+    """Base of `Image`, `Audio` and `File`: bytes and their MIME type. If `data` is a path, the file is read at once."""
 
-    family = ""  # Start of every MIME type that is allowed.
+    family = ""  # Prefix of the allowed MIME types.
 
     def __init__(
         self,
@@ -101,10 +101,9 @@ class _Media:
 
 
 class Image(_Media):
-    """A picture: bytes, or the path of a file.
+    """A picture, from bytes or from the path of a file.
 
-    The MIME type is `mime_type` if it is given. Otherwise it is taken from `format` ("png"), from the
-    file's name or from the data.
+    If `mime_type` is None, the MIME type is taken from `format` (such as "png"), from the file's name or from the data.
 
     >>> Image(b"GIF89a...").mime_type
     'image/gif'
@@ -118,7 +117,7 @@ class Image(_Media):
 
 
 class Audio(_Media):
-    """A sound: bytes, or the path of a file.
+    """A sound, from bytes or from the path of a file.
 
     >>> Audio(b"...", format="wav").mime_type
     'audio/wav'
@@ -132,9 +131,9 @@ class Audio(_Media):
 
 
 class File(_Media):
-    """Any file: bytes, or its path. Sent as text when it is text in UTF-8, else as base64.
+    """A file of any type, from bytes or from a path. UTF-8 text is sent as text, other data as base64.
 
-    Its URI is `uri` if it is given, else the `file:` URI of the path. Bytes need a `uri`.
+    `uri` is the URI of the file. Default: the `file:` URI of the path. For bytes, `uri` is required.
 
     >>> File(b"a,b", uri="data://table.csv").to_content().resource
     ResourceContents(uri='data://table.csv', mime_type='text/csv', text='a,b', blob=None, meta=None)
@@ -163,9 +162,9 @@ class File(_Media):
         self.uri = uri
 
     def to_contents(self, uri: str | None = None) -> ResourceContents:
-        """Return the file as resource contents, with `uri` if it is given, else with the file's own URI.
+        """Return the file as resource contents. If `uri` is given, it replaces the file's own URI.
 
-        The contents are text if the MIME type is text and the bytes are UTF-8, else base64.
+        The contents are text if the MIME type is a text type and the bytes are UTF-8, else base64.
         """
         uri = uri or self.uri
         if is_text(self.mime_type):
@@ -184,7 +183,9 @@ MEDIA = (Image, Audio, File)
 
 
 def to_block(value: Any) -> ContentBlock:
-    """Turn one value into one content block. A string becomes text, any other JSON value becomes JSON text.
+    """Turn one value into one content block.
+
+    A string becomes text. A content block stays as it is. Any other JSON value becomes JSON text.
 
     >>> to_block({"seat": "12A"}).text
     '{"seat":"12A"}'
@@ -201,8 +202,8 @@ def to_block(value: Any) -> ContentBlock:
 def to_blocks(value: Any) -> list[ContentBlock]:
     """Turn a return value into content blocks.
 
-    None gives no block. A list or tuple gives a block for each item if all items are strings, or if any is a block or a
-    helper; any other list is one JSON value and gives one block.
+    None gives no block. A list or tuple gives one block per item if all items are strings, or if any item is a content
+    block, an `Image`, an `Audio` or a `File`. Any other value gives one block.
 
     >>> [block.text for block in to_blocks(["a", "b"])], [block.text for block in to_blocks([1, 2])]
     (['a', 'b'], ['[1,2]'])
@@ -217,18 +218,18 @@ def to_blocks(value: Any) -> list[ContentBlock]:
 
 
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
-    """Guess the MIME type from the name of the file, or else from the first bytes of its data; None if that fails.
+    """Guess the MIME type of a file from its name, or else from its first bytes. Return None if both fail.
 
-    Only MIME types that begin with `family` ("image/") are returned. If `family` is "", every type is allowed. Then
-    data of unknown type is `text/plain` if it is UTF-8, else `application/octet-stream`; None only if there is no data.
+    Only MIME types that begin with `family`, such as "image/", are returned. If `family` is "", every type is allowed,
+    and data of unknown type is `text/plain` (if it is UTF-8 text) or `application/octet-stream`.
 
     >>> guess_mime_type(Path("a.png"), b"", "image/"), guess_mime_type(None, b"RIFF____WAVE", "audio/")
     ('image/png', 'audio/wav')
     """
     if path is not None:
-        import mimetypes  # Reads tables of the system.
+        import mimetypes  # Reads the system's tables of MIME types.
 
-        built_in = mimetypes.MimeTypes()  # Without these tables, so that common types do not depend on the machine.
+        built_in = mimetypes.MimeTypes()  # Without the system's tables: common types are the same on every machine.
         named = (
             _BY_SUFFIX.get(path.suffix.lower())
             or built_in.guess_type(path.name)[0]
@@ -249,13 +250,13 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
 
 
 def check_mime_type(mime_type: str, what: str) -> None:
-    """Raise UsageError if a MIME type is not written as `type/subtype`. The message begins with `what`."""
+    """Raise UsageError if a MIME type is not written as `type/subtype`. The error message begins with `what`."""
     if not _MIME.fullmatch(mime_type):
         raise UsageError(f"{what}: {mime_type!r} is not a MIME type. Write it as type/subtype, such as 'text/plain'.")
 
 
 def is_text(mime_type: str) -> bool:
-    """Return whether data of this type is text.
+    """Return whether data of this MIME type is text.
 
     >>> is_text("text/csv; charset=utf-8"), is_text("image/svg+xml"), is_text("image/png")
     (True, True, False)
@@ -264,5 +265,5 @@ def is_text(mime_type: str) -> bool:
 
 
 def base64_of(data: bytes) -> str:
-    """Return the bytes in base64."""
+    """Encode bytes as base64 text."""
     return base64.b64encode(data).decode()

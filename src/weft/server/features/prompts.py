@@ -40,12 +40,12 @@ from weft.types.features import (
     PromptReference,
 )
 
-MAX_VALUES = 100  # Suggestions in one answer.
-_MAX_NAME = 256  # Characters of a prompt's name.
+MAX_VALUES = 100  # Maximum number of suggestions in one response.
+_MAX_NAME = 256  # Maximum length of a prompt's name.
 
 
 class _MessageMaker:
-    """Creates messages of one role. If it is used in a union type, a TypeError says what to write instead."""
+    """A callable that creates messages with one role. It is not a type: `UserMessage | str` raises TypeError."""
 
     def __init__(self, name: str, role: Literal["user", "assistant"]) -> None:
         self.__name__ = name
@@ -76,14 +76,14 @@ class _MessageMaker:
 
 
 UserMessage = _MessageMaker("UserMessage", "user")
-"""A message of the user."""
+"""Create a message with the role `user`."""
 
 AssistantMessage = _MessageMaker("AssistantMessage", "assistant")
-"""A message of the model."""
+"""Create a message with the role `assistant`, which means the model."""
 
 
 def to_messages(value: Any) -> list[PromptMessage]:
-    """Turn the return value of a prompt into messages. Values without a role become messages of the user.
+    """Turn the return value of a prompt function into messages. Text and content blocks become messages of the user.
 
     >>> [(message.role, message.content.text) for message in to_messages(["Hi.", AssistantMessage("Hello.")])]
     [('user', 'Hi.'), ('assistant', 'Hello.')]
@@ -139,7 +139,7 @@ class RegisteredPrompt(Feature):
         self.definition = Prompt(name, options.title, description, arguments or None, options.icons, options.meta)
 
     def _read(self, text: str) -> Any:
-        """Decode an argument from JSON. If it is not JSON, return the text itself: validation then refuses it."""
+        """Decode an argument from JSON. If the text is not JSON, return the text; validation will reject it."""
         try:
             data = text.encode()
             check_bounds(data, self._limits)
@@ -148,7 +148,7 @@ class RegisteredPrompt(Feature):
             return text
 
     async def fill(self, call: Call, arguments: Mapping[str, str]) -> Result:
-        """Call the function and return a new result with its messages."""
+        """Call the prompt's function and return a result with its messages; raise InvalidParams for wrong arguments."""
         values = {name: self._read(text) if name in self._parsed else text for name, text in arguments.items()}
         try:
             kwargs = self.signature.bind(values)
@@ -187,7 +187,7 @@ class Prompts(Registry[RegisteredPrompt]):
         self._limits = limits
 
     def add(self, fn: Callable[..., Any], options: FeatureOptions) -> None:
-        """Register a prompt and notify subscribers."""
+        """Register a function as a prompt, and notify subscribers that the list has changed."""
         self._add(self._pages, RegisteredPrompt(fn, options, self._limits), replace=options.replace)
 
     def find(self, call: Call, name: str) -> RegisteredPrompt:
@@ -226,7 +226,7 @@ def to_completion(value: Any) -> Completion:
 
 
 class RegisteredCompletion:
-    """A function that suggests values: `fn(value)` or `fn(value, arguments)`, with an optional Context."""
+    """A function that suggests values for an argument: `fn(value)` or `fn(value, arguments)`. It may take a Context."""
 
     def __init__(self, fn: Callable[..., Any], argument: str) -> None:
         self.fn = fn
@@ -243,7 +243,7 @@ class RegisteredCompletion:
             )
 
     async def suggest(self, call: Call, value: str, arguments: Mapping[str, str]) -> Completion:
-        """Call the function with the text typed so far and the other arguments; return its suggestions."""
+        """Return the function's suggestions. `value` is the text typed so far; `arguments` are the other arguments."""
         kwargs: dict[str, Any] = dict(zip(self.parameters, (value, arguments), strict=False))
         try:
             return to_completion(await invoke(call, self.fn, self.signature, kwargs))
@@ -253,7 +253,7 @@ class RegisteredCompletion:
 
 
 class Completions:
-    """All completions of a server."""
+    """All functions of a server that suggest values for arguments."""
 
     def __init__(self, prompts: Prompts, resources: Resources) -> None:
         self._prompts = prompts
@@ -262,7 +262,7 @@ class Completions:
 
     @property
     def used(self) -> bool:
-        """Whether anything can be completed: a function is registered, or an argument has choices."""
+        """Whether the server can suggest values: a function is registered, or the type of an argument lists choices."""
         return bool(self._functions) or any(
             _choices(signature, name)
             for signature in (*self._signatures("prompt").values(), *self._signatures("template").values())
@@ -289,9 +289,9 @@ class Completions:
         self._functions[key] = completion
 
     def check(self) -> None:
-        """Raise RegistrationError for a function whose prompt, template or argument does not exist.
+        """Raise RegistrationError if a completion function names a prompt, template or argument that does not exist.
 
-        Called before serving, because features may be registered in any order.
+        Call this after all features are registered, because a function may be registered before its prompt.
         """
         for (kind, name, argument), completion in self._functions.items():
             signatures = self._signatures(kind)
@@ -346,7 +346,7 @@ def _arguments(signature: Signature) -> list[str]:
 
 
 def _choices(signature: Signature, parameter: str) -> list[str]:
-    """Return the strings that the type of a parameter lists (an enum, a `Literal`); empty if it lists none."""
+    """Return the strings that a parameter allows if its type is an enum or a `Literal`, else an empty list."""
     root = signature.input_schema
     listed: list[Any] = []
     for one in alternatives(root["properties"][parameter], root):
@@ -355,7 +355,7 @@ def _choices(signature: Signature, parameter: str) -> list[str]:
 
 
 def _matching(choices: list[str], typed: str) -> list[str]:
-    """Return the choices that begin with the typed text, then those that contain it."""
+    """Return the choices that begin with the typed text, then the choices that contain it. Case is ignored."""
     typed = typed.casefold()
     starting = [choice for choice in choices if choice.casefold().startswith(typed)]
     return starting + [choice for choice in choices if typed in choice.casefold() and choice not in starting]

@@ -1,11 +1,11 @@
-"""Register, find and list features: what tools, resources and prompts have in common.
+"""Register, find and list features (tools, resources and prompts).
 
-This module checks definitions, and owns the order of a list, its pages and cursors, which features each caller may see,
-and how long clients may cache a list. Each page is encoded once. Nothing here calls the user's code.
+This module checks definitions. It owns the order of each list, its pages and cursors, which features a caller may see,
+and how long clients may cache a list. Each page is encoded once. This module never calls the user's code.
 
-A cursor contains the serial number of the last item of a page: the next page begins with the first item that was added
-later. So items may be added or removed in between. Every worker that adds the same features in the same order
-understands the cursor.
+A cursor contains the serial number of the last item of a page. The next page begins with the first item that was added
+after that item. So items may be added or removed between two pages. A cursor is valid on every worker that adds the
+same features in the same order.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from weft.types.lifecycle import PaginatedParams
 
 DEFAULT_PAGE_SIZE = 250
 
-_MAX_CURSOR = 128  # Characters of a cursor.
-_MAX_KEYS = 8  # Protocol versions whose pages are cached; for more, pages are encoded each time.
-_MAX_VIEWS = 64  # Filtered lists that are cached; more are computed each time.
-_MOST_NAMED = 10  # Names that the error for an unknown name lists.
+_MAX_CURSOR = 128  # Maximum length of a cursor.
+_MAX_KEYS = 8  # Maximum number of protocol versions whose pages are cached.
+_MAX_VIEWS = 64  # Maximum number of filtered lists that are cached.
+_MOST_NAMED = 10  # Maximum number of names in the error for an unknown name.
 _NONE: frozenset[str] = frozenset()
 
 _encode = msgspec.json.Encoder().encode
 
 
 class FeatureOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """The options of a prompt, which tools and resources have as well."""
+    """The options that tools, resources and prompts have in common."""
 
     name: str | None = None
     title: str | None = None
     description: str | None = None
     icons: list[Icon] | None = None
     meta: Meta | None = None
-    needs: Sequence[str] = ()  # Capabilities that a client must have declared.
-    hide: bool = False  # Whether to hide the feature from clients without these capabilities.
+    needs: Sequence[str] = ()  # Capabilities that the client must have declared.
+    hide: bool = False  # Whether to hide the feature from clients that lack a capability in `needs`.
     scopes: Sequence[str] = ()  # Scopes that a token must have to use and to list the feature.
     replace: bool = False  # Whether to replace a feature of the same name.
 
@@ -58,10 +58,10 @@ class Feature:
     """A registered tool, resource, template or prompt."""
 
     kind: ClassVar[str]  # "Tool", "Resource" or "Prompt", for messages.
-    definition: Any  # The description of the feature that clients get in a list: a struct.
+    definition: Any  # The struct that describes the feature in a list.
 
     def __init__(self, name: str, where: str, options: FeatureOptions) -> None:
-        self.name = name  # The URI of a resource, the text of a template.
+        self.name = name  # For a resource, its URI. For a resource template, its URI template.
         self.where = where  # Source location of the function.
         self.described = f"{self.kind} {name!r} ({where})"  # For messages to the developer.
         self.scopes = check_scopes(options.scopes, self.described)
@@ -69,7 +69,7 @@ class Feature:
         self.hide = check_hide(options.hide, self.needs, self.described)
 
     def refusal(self, problem: object) -> RegistrationError:
-        """Return the error for a feature that cannot be registered."""
+        """Return the error for a feature that cannot be registered; `problem` says why."""
         return RegistrationError(f"{self.kind} {self.name[:256]!r} cannot be registered ({self.where}): {problem}")
 
 
@@ -80,7 +80,10 @@ F = TypeVar("F", bound=Feature)
 
 
 def check_definition(definition: Struct, what: str, where: str) -> None:
-    """Raise RegistrationError if a definition is not JSON, or has a malformed key in `_meta`."""
+    """Raise RegistrationError if a definition cannot be encoded as JSON, or has a malformed key in `_meta`.
+
+    `what` names the feature in the error, and `where` is the source location of its function.
+    """
     try:
         for key in cast("Meta", getattr(definition, "meta", None) or {}):
             check_meta_key(str(key))
@@ -91,7 +94,7 @@ def check_definition(definition: Struct, what: str, where: str) -> None:
 
 
 def check_info(info: Implementation) -> None:
-    """Raise UsageError if the name, version or other information of a server cannot be encoded as JSON."""
+    """Raise UsageError if the server's information (name, version and so on) cannot be encoded as JSON."""
     if fault := _fault(info):
         raise UsageError(f"Server({info.name!r}) is not possible ({caller()}): {fault}")
 
@@ -108,16 +111,16 @@ def _fault(definition: Struct) -> str | None:
 
 
 def meant_or_known(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a developer: the most similar known name, else some of the known names."""
+    """Return a hint about a wrong name: the most similar name in `known`, or else the first names in `known`."""
     return did_you_mean(name, known).rstrip() or f"There are: {', '.join(known[:_MOST_NAMED]) or 'none'}."
 
 
 class CacheHint(msgspec.Struct, frozen=True):
-    """How long a client may cache a result, and whether its users may share the cached result.
+    """How long clients may cache a result (in milliseconds), and who may see the cached result.
 
-    `public` means that every user may see the result, even if it was fetched with a token. By default, lists are
-    public, because they are the same for all callers. Contents of resources are private, because they may depend on
-    the caller.
+    The scope "public" means that every user may see the result, even if it was fetched with a token. By default, lists
+    are public, because they are the same for all callers. Contents of resources are private by default, because they
+    may depend on the caller.
 
     >>> CacheHint(ttl_ms=60_000, scope="private").ttl_ms
     60000
@@ -137,21 +140,21 @@ class CacheHint(msgspec.Struct, frozen=True):
 
     @property
     def list_scope(self) -> CacheScope:
-        """The cache scope of a list: `scope`, or public if it is None."""
+        """The cache scope of a list: `scope`, or "public" if `scope` is None."""
         return self.scope or "public"
 
     @property
     def read_scope(self) -> CacheScope:
-        """The cache scope of the contents of a resource: `scope`, or private if it is None."""
+        """The cache scope of the contents of a resource: `scope`, or "private" if `scope` is None."""
         return self.scope or "private"
 
 
 def read_cache_hints(
     cache_hint: CacheHint | None, list_cache_hints: Mapping[Any, CacheHint] | None, lists: Sequence[str]
 ) -> tuple[CacheHint, dict[str, CacheHint]]:
-    """Return the cache hint of a server, and the cache hint of each of its `lists`.
+    """Return the default cache hint of a server, and the cache hint of each list by name.
 
-    Raises UsageError if `list_cache_hints` names a list that does not exist.
+    `lists` has the names of all lists. Raises UsageError if `list_cache_hints` has another name.
     """
     hint = cache_hint or CacheHint()
     hints = dict(list_cache_hints or {})
@@ -165,26 +168,29 @@ def read_cache_hints(
 
 
 class Encoded(msgspec.Struct):
-    """A result in the form of one protocol version, together with its encoded bytes."""
+    """A result as one protocol version defines it, and the same result encoded as JSON."""
 
     result: Result
     body: msgspec.Raw
 
 
 class _Snapshot(Generic[T]):
-    """The items of a list between two changes, and their encoded pages.
+    """A fixed copy of a list, and its encoded pages. After a change of the list, a new snapshot is made.
 
-    A change replaces the whole snapshot, so a page that is being encoded meanwhile belongs to the old snapshot.
+    If the list changes while a page is being encoded, the page is cached in the old snapshot.
     """
 
     def __init__(self, entries: list[tuple[int, T]]) -> None:
         self.entries = entries  # Serial numbers and items.
         self.items = [item for _, item in entries]
-        self.pages: dict[Hashable, dict[int, Encoded]] = {}  # By key, and by the position of their first item.
-        self.views: dict[Hashable, _Snapshot[T]] = {}
+        self.pages: dict[Hashable, dict[int, Encoded]] = {}  # By protocol version, then by index of the first item.
+        self.views: dict[Hashable, _Snapshot[T]] = {}  # Filtered lists.
 
     def seen_by(self, view: Hashable, sees: Callable[[T], bool]) -> _Snapshot[T]:
-        """Return the part of the list for which `sees` is true. Callers with an equal `view` see the same part."""
+        """Return a snapshot with only the items for which `sees` returns True.
+
+        The snapshot is cached by `view`, so callers with an equal `view` must see the same items.
+        """
         seen = self.views.get(view)
         if seen is None:
             seen = _Snapshot([entry for entry in self.entries if sees(entry[1])])
@@ -194,7 +200,7 @@ class _Snapshot(Generic[T]):
 
 
 class Pages(Generic[T]):
-    """Named items in the order in which they were added.
+    """A list of named items that clients get page by page. New items are added at the end.
 
     >>> pages = Pages[str]("tools", page_size=2)
     >>> for name in ("a", "b", "c"):
@@ -249,13 +255,13 @@ class Pages(Generic[T]):
         view: Hashable = None,
         sees: Callable[[T], bool] | None = None,
     ) -> Encoded:
-        """Return one page, sealed and encoded. Pages are cached by `key`, the protocol version.
+        """Return the encoded page that follows `cursor`, or the first page if `cursor` is None.
 
-        `build` makes a result from the items of the page and the cursor of the next page. `seal` puts the result into
-        the form of the protocol version.
+        `build` makes a result from the items of the page and the cursor of the next page. `seal` changes the result to
+        the form that the protocol version defines. Pages are cached by `key`, which is the protocol version.
 
-        If `sees` is given, the list has only the items for which `sees` returns True. Then only callers that see the
-        same items may have an equal `view`, because they share the cached pages.
+        If `sees` is given, the list has only the items for which `sees` returns True. Callers with an equal `view`
+        share the cached pages, so they must see the same items. Raises InvalidParams if the cursor is not valid.
         """
         snapshot = self._current()
         if sees is not None:
@@ -284,7 +290,7 @@ class Pages(Generic[T]):
         return base64.urlsafe_b64encode(_encode((self._kind, serial))).decode().rstrip("=")
 
     def _read(self, cursor: str) -> int:
-        """Return the serial number in a cursor; raise InvalidParams if this list did not make the cursor."""
+        """Return the serial number in a cursor; raise InvalidParams if the cursor is not from this list."""
         try:
             if len(cursor) > _MAX_CURSOR:
                 raise ValueError("too long")
@@ -301,7 +307,7 @@ class Pages(Generic[T]):
 
 
 def _is_visible(call: Call, item: Feature) -> bool:
-    """Return whether the caller has the scopes of a feature, and the feature is not hidden from its client."""
+    """Return whether the caller's token has the scopes of a feature, and the feature is not hidden from the client."""
     granted = _granted_to(call)
     return (granted is None or granted.issuperset(item.scopes)) and not (
         item.hide and any(not call.client_supports(need) for need in item.needs)
@@ -309,14 +315,14 @@ def _is_visible(call: Call, item: Feature) -> bool:
 
 
 def _granted_to(call: Call) -> frozenset[str] | None:
-    """Return the scopes of a call's token; None on stdio and in memory, where every scope is granted."""
+    """Return the scopes of the call's token, or None if the call did not come over HTTP and so needs no scopes."""
     if call.headers is None:
         return None
     return _NONE if call.token_info is None else call.token_info.scopes
 
 
 class InsufficientScope(InvalidRequest):
-    """The caller's token is valid, but lacks a scope."""
+    """The token of the request lacks a scope that is needed, or the request has no token."""
 
     status = 403
 
@@ -324,7 +330,7 @@ class InsufficientScope(InvalidRequest):
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
     """Raise InsufficientScope if the token of a call lacks one of `scopes`.
 
-    The challenge in the HTTP response then names all scopes that are needed, also those that every token must have.
+    The `WWW-Authenticate` header of the response then names these scopes, and the scopes that every token must have.
     """
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
@@ -348,7 +354,7 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
 
 
 class Registry(Generic[F]):
-    """All features of one kind."""
+    """All features of one kind (tools, resources or prompts) that a server has."""
 
     def __init__(
         self, kind: ChangeKind, changes: Changes, page_size: int, result: Callable[..., Result], hint: CacheHint
@@ -358,9 +364,9 @@ class Registry(Generic[F]):
         self._pages: Pages[F] = Pages(kind, page_size)
         self._build = self._builder(result, kind, hint)
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
-        self.scopes: frozenset[str] = _NONE  # All scopes that features need.
-        self._hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
-        self.used = False  # Whether there ever was a feature: then the capability stays declared.
+        self.scopes: frozenset[str] = _NONE  # All scopes that any feature needs.
+        self._hiding: frozenset[str] = _NONE  # Clients that lack one of these capabilities do not see every feature.
+        self.used = False  # Whether a feature was ever registered. If so, the server declares the capability.
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -373,7 +379,7 @@ class Registry(Generic[F]):
         return self._pages.get(name)
 
     def remove(self, name: str) -> None:
-        """Remove a feature and notify subscribers; raise UsageError if no feature has this name."""
+        """Remove a feature and notify subscribers that the list has changed; raise UsageError for an unknown name."""
         with self._lock:
             if not self._take_out(name):
                 known = [item.name for item in self]
@@ -384,9 +390,9 @@ class Registry(Generic[F]):
         return self._pages.remove(name) is not None
 
     def _add(self, pages: Pages[Any], item: F, *, replace: bool) -> None:
-        """Check the definition of a feature, add the feature and notify subscribers.
+        """Add a feature to `pages` and notify subscribers that the list has changed.
 
-        Raises RegistrationError if the name is taken and `replace` is False.
+        Raises RegistrationError if the definition is wrong, or if the name is taken and `replace` is False.
         """
         check_definition(item.definition, f"{item.kind} {item.name!r}", item.where)
         with self._lock:
@@ -406,7 +412,7 @@ class Registry(Generic[F]):
         self._changes.publish(Change(self._kind))
 
     def _unknown(self, call: Call, name: str) -> InvalidParams:
-        """Return the error for an unknown name. It lists only features that the caller may see."""
+        """Return the error for an unknown name. The error lists only features that the caller may see."""
         kind, known = self._kind[:-1], [item.name for item in self._pages if _is_visible(call, item)]
         hint = did_you_mean(name, known).rstrip()
         if not hint and known:
@@ -420,7 +426,7 @@ class Registry(Generic[F]):
         return self._page(call, self._pages, self._build)
 
     def _page(self, call: Call, pages: Pages[Any], build: _Build) -> Encoded:
-        """Return one page of the features that the caller may use and that its client supports."""
+        """Return one page of the features that the caller may see."""
         cursor = cast("PaginatedParams", call.envelope.params).cursor
         view, sees = None, None
         granted = _granted_to(call) if self.scopes else None
@@ -432,10 +438,10 @@ class Registry(Generic[F]):
         return pages.page(cursor, build, call.seal, call.envelope.revision.version, view=view, sees=sees)
 
     def _builder(self, result: Callable[..., Result], field: str, hint: CacheHint) -> _Build:
-        """Return the function that creates the result for one page.
+        """Return a function that creates the result for one page.
 
-        `result` is the class of the result, `field` is its field for the items, and `hint` says how long clients may
-        cache it. A list is private if callers get different lists.
+        `result` is the class of the result, `field` is the name of its field for the items, and `hint` says how long
+        clients may cache the result. If callers may get different lists, the cache scope is private.
         """
 
         def build(items: Sequence[F], next_cursor: str | None) -> Result:

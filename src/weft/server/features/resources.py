@@ -1,7 +1,7 @@
 """Register and read resources and resource templates.
 
-This module finds the resource of a URI, checks that the variables of a template match the parameters of its
-function, and turns return values into contents. Only registered resources can be read: no URI is ever opened.
+This module finds the resource for a URI, checks that the variables of a template match the parameters of its
+function, and turns return values into contents. Clients can read only registered resources: no URI is ever opened.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from weft.types.features import (
 log = logging.getLogger("weft.advice")
 
 _OPAQUE = (Struct, *MEDIA)  # Return types that are not JSON values.
-_DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Keywords that restrict no value.
+_DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Schema keywords that do not restrict values.
 
 
 def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceContents]:
-    """Turn the return value of a resource into contents.
+    """Turn the return value of a resource's function into contents with this URI and MIME type.
 
-    A string becomes text, bytes become base64, any other JSON value becomes JSON text. A list with contents or files
-    gives several contents, each with its own URI.
+    A string becomes text, bytes become base64, any other JSON value becomes JSON text. A list that contains an object
+    such as `ResourceContents` or `File` gives one entry per item.
 
     >>> to_contents({"debug": True}, "config://app", None)[0].text
     '{"debug":true}'
@@ -89,10 +89,10 @@ class ResourceOptions(FeatureOptions, kw_only=True, frozen=True):
 
 
 class RegisteredResource(Feature):
-    """A resource with one URI. It has a function that reads it, or fixed contents."""
+    """A resource with one URI: its definition, and either the function that reads it or its fixed contents."""
 
     kind = "Resource"
-    signature: Signature  # Of the function; not set if the contents are fixed.
+    signature: Signature  # Signature of the function; not set if the contents are fixed.
     _contents: list[ResourceContents] | None = None  # The fixed contents.
 
     def __init__(self, uri: str, content: Any, options: ResourceOptions, limits: Limits, cache_hint: CacheHint) -> None:
@@ -131,7 +131,7 @@ class RegisteredResource(Feature):
         check_uri(self.name, most)
 
     def _define(self, **fields: Any) -> Resource | ResourceTemplate:
-        """Return the definition with these fields; raise RegistrationError if the function does not match the URI."""
+        """Return the definition; raise RegistrationError if the parameters of the function do not match the URI."""
         if self.fn is not None and (required := self.signature.input_schema.get("required")):
             raise self.refusal(
                 f"its function needs {_names(required)}, which the URI does not give. Put them into the URI as "
@@ -140,7 +140,7 @@ class RegisteredResource(Feature):
         return Resource(self.name, **fields)
 
     def _fixed(self, content: Any) -> list[ResourceContents]:
-        """Return the fixed contents. Set the MIME type and the size in the definition if they are missing."""
+        """Turn a fixed value into contents. Add the MIME type and the size to the definition if they are not set."""
         definition = cast("Resource", self.definition)
         try:
             contents = to_contents(content, self.name, definition.mime_type)
@@ -154,19 +154,19 @@ class RegisteredResource(Feature):
         return contents
 
     async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
-        """Return the current contents. `kwargs` are the arguments of the function."""
+        """Return the fixed contents, or else call the function with `kwargs` and return its value."""
         if self._contents is not None:
             return [copy(item) for item in self._contents]
         return await invoke(call, self.fn, self.signature, kwargs)
 
 
 class RegisteredTemplate(RegisteredResource):
-    """A family of resources: the variables of the template are the parameters of the function."""
+    """A resource template. The variables of the URI template are the parameters of the function."""
 
     template: UriTemplate
 
     def refusal(self, problem: object) -> RegistrationError:
-        """Return the error for a template that cannot be registered."""
+        """Return the error for a template that cannot be registered; `problem` says why."""
         return RegistrationError(
             f"Resource template {self.name[:200]!r} cannot be registered ({self.where}): {problem}"
         )
@@ -203,7 +203,10 @@ class RegisteredTemplate(RegisteredResource):
             )
 
     def _check_types(self) -> None:
-        """Raise RegistrationError if a parameter does not accept what its variable gives: a text or a list of texts."""
+        """Raise RegistrationError if a parameter has a type that does not accept the value of its template variable.
+
+        The value of a variable is a text or a list of texts.
+        """
         schema = self.signature.input_schema
         for name in self.template.variables:
             kinds: list[Any] = [one.get("type") for one in alternatives(schema["properties"][name], schema)]
@@ -220,12 +223,12 @@ class RegisteredTemplate(RegisteredResource):
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether the function accepts every URI that matches the template: all its parameters are plain strings."""
+        """Whether all template variables are `str` parameters, so that every URI that matches is accepted."""
         parameters = self.signature.input_schema.get("properties", {})
         return all(_restrictions(parameters[name]) <= {("type", "string")} for name in self.template.variables)
 
     def match(self, uri: str) -> dict[str, Any] | None:
-        """Return the arguments of the function for this URI; None if the URI or the type of a value does not match."""
+        """Return the function's arguments for this URI, or None if the URI or the type of a value does not match."""
         values = self.template.match(uri)
         try:
             return None if values is None else self.signature.bind(values)
@@ -240,7 +243,7 @@ class Resources(Registry[RegisteredResource]):
         self, changes: Changes, page_size: int, limits: Limits, cache_hint: CacheHint, hints: Mapping[str, CacheHint]
     ) -> None:
         super().__init__("resources", changes, page_size, ListResourcesResult, hints["resources"])
-        self._cache_hint = cache_hint  # Default for contents.
+        self._cache_hint = cache_hint  # Default for the contents of resources.
         self._limits = limits
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
         self._build_templates = self._builder(ListResourceTemplatesResult, "resource_templates", hints["templates"])
@@ -253,13 +256,13 @@ class Resources(Registry[RegisteredResource]):
         return chain(self._pages, self._templates)
 
     def get_template(self, text: str) -> RegisteredTemplate | None:
-        """Return the template that was registered as `text`, or None."""
+        """Return the resource template whose URI template is `text`, or None."""
         return self._templates.get(text)
 
     def add(self, uri: str, content: Any, options: ResourceOptions) -> None:
-        """Register a resource and notify subscribers. `content` is a function that reads it, or its fixed contents.
+        """Register a resource, or a template if the URI contains `{`. Notify subscribers that the list has changed.
 
-        A URI that contains `{` is a template, which needs a function.
+        `content` is the function that reads the resource, or its fixed contents. A template needs a function.
         """
         make = RegisteredTemplate if "{" in uri else RegisteredResource
         entry = make(uri, content, options, self._limits, self._cache_hint)
@@ -277,7 +280,7 @@ class Resources(Registry[RegisteredResource]):
             )
 
     def _warn_of_same(self, template: RegisteredTemplate) -> None:
-        """Warn if an earlier template matches the same URIs: the first match is used, so this one is never read."""
+        """Warn if a template that was registered earlier matches the same URIs, so that `template` is never used."""
         shape = template.template.shape
         for one in self._templates:
             if one.name != template.name and one.template.shape == shape and one.takes_any_text:
@@ -293,7 +296,7 @@ class Resources(Registry[RegisteredResource]):
         return self._pages.remove(name) is not None or self._templates.remove(name) is not None
 
     async def read(self, call: Call) -> Result:
-        """Serve `resources/read`: use the resource with the requested URI, or else the first template that matches."""
+        """Serve `resources/read`: read the resource with the requested URI, or else the first template that matches."""
         uri = cast("ReadResourceParams", call.envelope.params).uri
         self._check_requested(uri)
         entry, kwargs = self._match(uri)
@@ -306,7 +309,7 @@ class Resources(Registry[RegisteredResource]):
             raise
 
     def _match(self, uri: str) -> tuple[RegisteredResource | None, dict[str, Any]]:
-        """Return the resource or template of this URI, and the arguments of its function."""
+        """Return the resource or template for this URI, or None, and the arguments for its function."""
         resource = self._pages.get(uri)
         if resource is not None:
             return resource, {}
@@ -318,16 +321,16 @@ class Resources(Registry[RegisteredResource]):
         return None, {}
 
     def scopes_of(self, uri: str) -> tuple[str, ...]:
-        """Return the scopes that are needed to read this URI; empty for an unknown URI."""
+        """Return the scopes that a token needs to read this URI; an empty tuple for an unknown URI."""
         entry = self.find(uri)
         return () if entry is None else entry.scopes
 
     def find(self, uri: str) -> RegisteredResource | None:
-        """Return the resource or template that reads this URI, or None."""
+        """Return the resource or template for this URI, or None."""
         return self._match(uri)[0]
 
     def _check_requested(self, uri: str) -> None:
-        """Raise InvalidParams for a URI that is too long, ResourceNotFound for one that is malformed."""
+        """Raise InvalidParams if the URI is too long, or ResourceNotFound if the URI is malformed."""
         if len(uri) > self._limits.uri_bytes or len(uri.encode()) > self._limits.uri_bytes:
             raise InvalidParams(f"Invalid params: `uri` is longer than {self._limits.uri_bytes} bytes.")
         try:
@@ -341,7 +344,7 @@ class Resources(Registry[RegisteredResource]):
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource) -> Result:
-    """Turn a return value into a new result. Raises ResourceNotFound if the value is None or has no contents."""
+    """Turn the return value of a resource's function into a result; raise ResourceNotFound if there are no contents."""
     mime_type = entry.definition.mime_type
     if isinstance(value, ReadResourceResult):
         result = copy(value)
@@ -360,12 +363,12 @@ def _result(value: Any, uri: str, entry: RegisteredResource) -> Result:
 
 
 def _restrictions(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the keywords of a schema that restrict which values are valid, each with its value as text."""
+    """Return each keyword of a JSON Schema that restricts the valid values, with the keyword's value as text."""
     return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
 
 
 def _check_readable(template: UriTemplate) -> None:
-    """Raise ValueError if no expansion of the template is a valid URI, because no client could request it."""
+    """Raise ValueError if the template can never produce a valid URI."""
     # In a template such as `{+uri}`, the value contains the scheme, so a value with a colon is tried too.
     plain, colon = (template.expand(dict.fromkeys(template.variables, value)) for value in ("x", "x:x"))
     try:

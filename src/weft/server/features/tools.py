@@ -36,7 +36,7 @@ log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")
 
 OPAQUE_TYPES = (*BLOCKS, *MEDIA, CallToolResult, InputRequired)  # Return types that are not JSON values.
-NO_ARGUMENTS = b"{}"  # The arguments of a call without any.
+NO_ARGUMENTS = b"{}"  # Used if a call has no `arguments`.
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # One word of a name in snake_case or camelCase.
 _SENSITIVE = re.compile(
@@ -52,7 +52,7 @@ class ToolOptions(FeatureOptions, kw_only=True, frozen=True):
     output_schema: Mapping[str, Any] | None = None  # Replaces the schema from the return annotation.
     annotations: ToolAnnotations | None = None
     timeout: float | None = None  # In seconds.
-    single_use: bool = False  # Whether a `requestState` of this tool is accepted once only.
+    single_use: bool = False  # Whether each `requestState` of this tool is accepted only once.
 
 
 class RegisteredTool(Feature):
@@ -66,7 +66,7 @@ class RegisteredTool(Feature):
         self.timeout = options.timeout
         self.single_use = options.single_use
         self._threads = threads
-        self._seldom = Seldom(log)  # For warnings that clients can cause.
+        self._seldom = Seldom(log)  # Logs only some of the warnings that clients can cause again and again.
         raw = options.input_schema
         self.signature: Signature = read_signature(
             fn,
@@ -115,9 +115,9 @@ class RegisteredTool(Feature):
                 )
 
     def _whole_parameter(self) -> str | None:
-        """Return the parameter that gets all arguments as one dictionary, in a tool with `input_schema=`.
+        """Return the name of the parameter that gets all arguments as one dictionary, in a tool with `input_schema=`.
 
-        Returns None if the function has no parameter. Raises RegistrationError if it has several.
+        Returns None if the function has no parameter. Raises RegistrationError if the function has several parameters.
         """
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
@@ -138,11 +138,11 @@ class RegisteredTool(Feature):
 
     @cached_property
     def _output(self) -> Validator:
-        """The compiled output schema. Most tools never need it: the values that they return have a faster check."""
+        """The validator for the output schema. It is compiled at first use, because most tools use a faster check."""
         return self._compile(self.definition.output_schema or {}, "output_schema")
 
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
-        """Bind the arguments, call the function, and return a result with its return value."""
+        """Call the tool's function with the arguments in `params`, and turn its return value into a result."""
         try:
             raw = NO_ARGUMENTS if params.raw_arguments is UNSET else bytes(params.raw_arguments)
             if raw[:1] != b"{":
@@ -205,9 +205,9 @@ class RegisteredTool(Feature):
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
     def _full(self, value: Result) -> Result:
-        """Return a copy of `value`, a result that the function itself has created.
+        """Return a copy of a result object that the tool's function has returned.
 
-        Its structured content is checked against the output schema, unless the result is an error.
+        The structured content of the result is checked against the output schema, unless the result is an error.
         """
         result = copy(value)
         if isinstance(result, CallToolResult):
@@ -217,9 +217,9 @@ class RegisteredTool(Feature):
         return result
 
     def _promised(self, value: Any) -> Any:
-        """Return `value`, the structured content of a result that the function returned, as JSON values.
+        """Check the structured content of a result that the function returned, and convert it to JSON values.
 
-        Raises OutputError if `value` is missing or does not match the output schema.
+        Raises OutputError if the structured content is missing or does not match the output schema.
         """
         promise, remedy = "its output_schema", "Put a value that fits the schema into structured_content=."
         if not self._has_output_schema:
@@ -245,10 +245,10 @@ def _is_sensitive(name: str) -> bool:
 
 
 def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
-    """Return the result that tells the model which exception ended a tool call.
+    """Turn the exception of a tool call into a result that describes the error to the model.
 
-    Return None if the call must be answered with a JSON-RPC error instead: for an exception of middleware that is no
-    ToolError, and for a `ProtocolError`, unless the era tells it to the model.
+    Returns None if the call must be answered with a JSON-RPC error instead: for a ProtocolError that the era does not
+    show to the model, and for every other exception of middleware that is not a ToolError.
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
@@ -264,7 +264,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
 
 
 def _model_texts(error: BaseException, call: Call) -> list[str]:
-    """Return the texts of a ToolError, or of a group with only ToolErrors; for other exceptions, return no texts."""
+    """Return the texts of a ToolError, or of an exception group with only ToolErrors; otherwise an empty list."""
     if isinstance(error, ArgumentsError):
         return [error.describe(call.services.limits)]
     if isinstance(error, ToolError):
@@ -276,7 +276,7 @@ def _model_texts(error: BaseException, call: Call) -> list[str]:
 
 
 def failure(text: str) -> CallToolResult:
-    """Return the result of a failed tool call, with a text for the model."""
+    """Return the result for a failed tool call, with `text` for the model."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
 
 
@@ -291,7 +291,7 @@ class Tools(Registry[RegisteredTool]):
         self._refs = refs  # Whether schemas keep their definitions under `$defs`.
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> None:
-        """Register a tool and notify subscribers."""
+        """Register a function as a tool, and notify subscribers that the list has changed."""
         self._add(self._pages, RegisteredTool(fn, options, self._threads, refs=self._refs), replace=options.replace)
 
     def call(self, call: Call) -> Awaitable[Result]:
@@ -306,7 +306,7 @@ class Tools(Registry[RegisteredTool]):
         return tool.invoke(call, params)
 
     def _as_changed(self, params: CallToolParams) -> CallToolParams:
-        """Return the params with the arguments that middleware has set. They are validated like those of a client."""
+        """Return the params with the arguments that middleware has set, or unchanged if middleware has set none."""
         if "arguments" not in params.__dict__:
             return params
         arguments: Any = params.arguments
@@ -318,9 +318,10 @@ class Tools(Registry[RegisteredTool]):
         return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
-        """Check the scopes, mirrored headers and needed capabilities of a call, before any code of the user runs.
+        """Check the token's scopes, the headers that repeat arguments, and the client's capabilities.
 
-        If the tool is single-use, also note the `requestState` that the call uses up.
+        Raises an error if a check fails. Must be called before any code of the user runs. If the tool is single-use,
+        the `requestState` that the call uses up is stored in `call.spends`.
         """
         params = call.envelope.params
         assert isinstance(params, CallToolParams)

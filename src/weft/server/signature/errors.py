@@ -17,10 +17,10 @@ from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest, printable
 from weft.protocol.schema import is_array, is_object, json_type
 
-_MAX_ISSUE = 350  # Bytes of one sentence.
-_MAX_ISSUES = 50  # Sentences that are written; each takes time, because unknown names are compared with known ones.
+_MAX_ISSUE = 350  # Maximum length of one sentence, in bytes.
+_MAX_ISSUES = 50  # Maximum number of sentences. Each takes time, because an unknown name is compared with all names.
 _DIGITS = frozenset("-0123456789")
-# Kinds of problems in pydantic, for missing and for unknown arguments.
+# pydantic's error types for missing arguments, and for unknown arguments.
 _MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
 _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"})
 
@@ -30,7 +30,7 @@ _SUFFIX = re.compile(r"(?:_str_parsing|_parsing|_from_\w+|_type|_required)\Z")
 
 _Path = tuple[str | int, ...]
 
-_KINDS = {  # Words for the expected value, each with pydantic's kinds of problems, with or without a suffix.
+_KINDS = {  # Descriptions of an expected value, each with pydantic's error types (most without a suffix like `_type`).
     "a URL": "url",
     "a UUID": "uuid",
     "a complex number as a string": "complex",
@@ -51,7 +51,7 @@ _KINDS = {  # Words for the expected value, each with pydantic's kinds of proble
     "true or false": "bool",
 }
 _EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds.split()}
-_WORDS = {  # Words for the type in a schema.
+_WORDS = {  # Descriptions of the types in JSON Schema.
     "array": "an array",
     "boolean": "true or false",
     "integer": "an integer",
@@ -60,7 +60,7 @@ _WORDS = {  # Words for the type in a schema.
     "object": "an object",
     "string": "a string",
 }
-_TEXTS = {  # Words that say how a value is written as a text.
+_TEXTS = {  # Descriptions of a value, each with an example of the value as text.
     "an integer": ", such as '3'",
     "a number": ", such as '1.5'",
     "true or false": ", such as 'true'",
@@ -69,7 +69,7 @@ _TEXTS = {  # Words that say how a value is written as a text.
 }
 
 
-_REASONS = {  # Reasons why a type cannot be used, by the code of pydantic's error.
+_REASONS = {  # Reasons why a type cannot be used, by pydantic's error code.
     "schema-for-unknown-type": (
         "it contains a class whose fields are not known: neither a dataclass, a model, nor a TypedDict."
     ),
@@ -79,7 +79,7 @@ _REASONS = {  # Reasons why a type cannot be used, by the code of pydantic's err
 
 
 def type_name(annotation: Any) -> str:
-    """Return the name of a type, nearly as its author wrote it."""
+    """Return the name of a type for messages, such as "list[int] | None"."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return "None"
@@ -95,23 +95,23 @@ def type_name(annotation: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return a sentence that says why a type cannot be used."""
+    """Return a sentence that says why a type cannot be used. `error` is the exception that the type caused."""
     text = _REASONS.get(str(getattr(error, "code", ""))) or str(error).strip().partition("\n")[0].rstrip()
     text = text or type(error).__name__
     return text if text.endswith(".") else text + "."
 
 
 def remedy(error: BaseException, otherwise: str) -> str:
-    """Return a sentence that says what to do about a type: a remedy for this error, else `otherwise`."""
+    """Return a sentence that says how to correct a type that caused `error`; `otherwise` if the error is unknown."""
     if getattr(error, "code", None) == "typed-dict-version":
         return "import TypedDict from typing_extensions instead of typing."
     return otherwise
 
 
 class ArgumentsError(ToolError):
-    """The arguments of a call do not match the signature. `issues` has a sentence for each of the first problems.
+    """The arguments of a call do not match the signature. `issues` describes the first problems, one sentence each.
 
-    The limits of the server set how many issues, and how many bytes of text, the client gets.
+    The server's limits set the maximum number of issues, and the maximum size of the text, that the client gets.
     """
 
     def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unlisted: int = 0) -> None:
@@ -122,7 +122,7 @@ class ArgumentsError(ToolError):
         super().__init__(self.describe(DEFAULT_LIMITS))
 
     def describe(self, limits: Limits) -> str:
-        """Return the text for the client, shortened to the limits."""
+        """Return the text for the client, which lists the problems and is shortened to the limits."""
         shown = self._all_issues[: limits.error_issues]
         lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in shown)]
         if more := len(self._all_issues) - len(shown) + self._unlisted:
@@ -138,10 +138,10 @@ def explain(
     subject: str,
     are_texts: bool = False,
 ) -> ArgumentsError:
-    """Return the error that describes the problems that validation found (pydantic's `errors()`).
+    """Turn the problems that pydantic found (its `errors()`) into an ArgumentsError.
 
     `arguments` are the arguments that were validated, `schema` is the input schema. The text begins with `subject`
-    ("The arguments of …"). `are_texts` means that every argument was sent as a text, as for prompts.
+    ("The arguments of …"). `are_texts` is True if every argument was sent as a string, as for prompts.
     """
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
@@ -171,10 +171,11 @@ def explain(
 
 
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
-    """Return the problems without those of union members that the client probably did not mean.
+    """Return the problems, but for each union only the problems with the member that the client probably meant.
 
-    The client probably meant the member with the fewest problems, among those of the right type. If no member is of
-    the right type, the problems of all members are kept. The first `start` steps of each location are ignored.
+    If a value matches no member of a union, pydantic reports the problems with every member. The client probably meant
+    the member with the fewest problems, among the members of the right type. If no member has the right type, the
+    problems with all members are returned. The first `start` entries of each problem's location (`loc`) are ignored.
     """
     likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
@@ -194,14 +195,14 @@ def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int
 
 
 def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
-    """Return whether a problem is about the type of the value at this depth, not about its contents."""
+    """Return whether the value at this depth of the problem's location has the wrong type, not just wrong contents."""
     return len(problem["loc"]) == depth and expectation(problem).startswith("expected ")
 
 
 def _member_step(problem: Mapping[str, Any], arguments: Any, start: int) -> int | None:
-    """Return the index of the step that names a union member: the first step that does not exist in the arguments.
+    """Return the index of the entry in the problem's location (`loc`) that names a union member, or None.
 
-    Return None if the location has no such step. The first `start` steps are ignored.
+    This is the first entry that does not exist in the arguments. The first `start` entries are ignored.
     """
     location: Sequence[str | int] = problem["loc"]
     for at, step in enumerate(location):
@@ -223,9 +224,10 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
 
 
 def _got(value: Any, expected: list[str]) -> str:
-    """Return the type of a value, in words; "another text" or "another number" if only certain values are expected.
+    """Return words for a wrong value that a client sent: the name of its type, such as "a string".
 
-    `expected` describes the expected values, such as "an integer" or "'red'".
+    `expected` describes the expected values, such as "an integer" or "'red'". If certain texts or numbers are expected,
+    such as 'red', return "another text" or "another number".
     """
     if isinstance(value, str) and any(words.startswith("'") for words in expected):
         return "another text"
@@ -248,7 +250,7 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """Return a clause that says which value is expected, without any value that was sent."""
+    """Return a short description of a problem that pydantic found, such as "expected an integer"."""
     kind: str = problem["type"]
     context: Mapping[str, Any] = problem.get("ctx") or {}
     if kind in {"literal_error", "enum"}:
@@ -274,7 +276,7 @@ def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
 
 
 def _text_of(words: str) -> str | None:
-    """Turn words for a JSON value into words for a text that contains it; None if the value is a text itself.
+    """Turn the description of a JSON value into a description of its text; return None if the value is a text itself.
 
     >>> _text_of("an integer or null")
     "the text of an integer or null, such as '3'"
@@ -286,7 +288,7 @@ def _text_of(words: str) -> str | None:
 
 
 def _schema_words(schema: Mapping[str, Any]) -> str | None:
-    """Return the type of a property in a few words, or None if the type is too complex for that."""
+    """Describe the type of a property in a few words; return None if the type is too complex."""
     if "enum" in schema:
         return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
     if "const" in schema:
@@ -299,7 +301,7 @@ def _schema_words(schema: Mapping[str, Any]) -> str | None:
 
 
 def _path(location: Sequence[str | int], arguments: Any) -> _Path:
-    """Return a location without the steps that do not occur in the arguments, such as the name of a union member."""
+    """Return a location without the entries that do not occur in the arguments, such as the name of a union member."""
     path: list[str | int] = []
     for step in location:
         inside, arguments = _step(arguments, step)
@@ -315,9 +317,9 @@ def _value(path: _Path, arguments: Any) -> Any:
 
 
 def place_in(location: Sequence[str | int], arguments: Any) -> tuple[Any, Any]:
-    """Return the object or array that holds the value at a location, and the name or index of the value there.
+    """Return the object or array that contains the value at `location`, and the name or index of this value.
 
-    The name is None if the location is not in the arguments, as that of a default.
+    The name is None if no part of the location is in the arguments, for example because the value is a default.
     """
     path = _path(location, arguments)
     return _value(path[:-1], arguments), path[-1] if path else None
@@ -336,7 +338,7 @@ def _name(path: _Path) -> str:
 
 
 def place_of(path: Sequence[str | int]) -> str:
-    """Format the path to a part of a value, for messages.
+    """Return the path to a part of a value as text, for messages.
 
     >>> place_of(("seats", 1, "row"))
     "'seats[1].row'"

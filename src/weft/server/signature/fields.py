@@ -1,4 +1,4 @@
-"""Compile parameters of any type with pydantic: one validator and one JSON Schema.
+"""Compile parameters of any type with pydantic, to validators and a JSON Schema.
 
 The parameters become the fields of a TypedDict, not of a model. So a parameter may have any name, and an absent
 argument gets the function's default. The schemas have no generated titles, and definitions are inlined where they are
@@ -7,8 +7,8 @@ used.
 Sets and mappings need a guard, because a client can choose keys that all have the same hash. Python's hash of a text is
 secret, but the hash of a number is the number modulo 2**61 - 1, and the hash of a tuple, a UUID or a Decimal is made of
 such hashes. Keys with the same hash are compared one by one, so 20,000 of them take seconds. So the hash of each key is
-checked before the key is added. A few keys with the same hash are allowed, because they are normal (-1 and -2). Other
-parameters are not slowed down.
+checked before the key is added. A few keys with the same hash are allowed, because that is normal: -1 and -2 have the
+same hash. Other parameters are not slowed down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.protocol.schema import is_array, is_object
 from weft.server.signature.errors import ArgumentsError, reason, remedy, type_name
 from weft.server.signature.plain import Arguments, is_hashable, shown_default, stopping_early, with_each
 
-_HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # Core schemas that have fields.
+_HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # Types of pydantic core schemas that have fields.
 
 
 def read_fields(
@@ -41,9 +41,10 @@ def read_fields(
     *,
     refs: bool = False,
 ) -> Arguments:
-    """Compile parameters with evaluated annotations. If one cannot be used, raise the error that `refuse` returns.
+    """Compile parameters with pydantic; raise the error that `refuse` returns if a parameter cannot be used.
 
-    `descriptions` has descriptions of parameters, by name. If `refs` is True, definitions are not inlined.
+    The annotations must be types, not strings. `descriptions` has the descriptions of parameters, by name. If `refs` is
+    True, the definitions in the JSON Schema stay under `$defs`.
     """
     return _Fields(parameters, refuse).compile(descriptions, refs=refs)
 
@@ -80,10 +81,10 @@ class _Fields:
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
 
     def field_of(self, parameter: Parameter) -> Any:
-        """Return the TypedDict field of one parameter.
+        """Return the TypedDict field for one parameter.
 
-        Most defaults are not put into the field, because the function itself has them. A mutable default is: so each
-        call gets a copy of it.
+        A mutable default is put into the field, so that each call gets a copy of the default. Other defaults are not
+        put into the field: if the argument is missing, Python uses the default of the function.
         """
         annotation: Any = parameter.annotation
         default = parameter.default
@@ -133,9 +134,9 @@ class _Fields:
         return schema
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
-        """Raise an error if clients may send a mirrored argument under several names.
+        """Raise RegistrationError if a header repeats an argument that clients may send under several names.
 
-        Only one name is compared with the header, so an argument under another name would not be checked.
+        Only the value under one name is compared with the header, so a value under another name would not be checked.
         """
         try:
             mirrors = find_mirrors(schema)
@@ -152,7 +153,10 @@ class _Fields:
                 )
 
     def blame(self, error: Exception) -> RegistrationError:
-        """Compile each parameter separately, and return an error that names the first whose type cannot be used."""
+        """Return an error that names the first parameter whose type cannot be used.
+
+        To find this parameter, each parameter is compiled alone. `error` is the exception from compiling all together.
+        """
         for name, field in self.fields.items():
             try:
                 schema_of(_typed_dict({name: field}), "validation")
@@ -180,16 +184,17 @@ def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> Typ
 
 
 def _outer_name(name: str, field: Any) -> str:
-    """Return the name that clients use: the alias of a parameter, else its name."""
+    """Return the name under which clients send a parameter: its alias, or else its own name."""
     info = FieldInfo.from_annotation(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
 
 
 def _loose_names(core: Any) -> set[str]:
-    """Return the names of all fields that clients may send under several names.
+    """Return the names and aliases of all fields that clients may send under several names.
 
-    These are fields with several aliases. If any model accepts names beside aliases, they are all fields with an alias.
+    These are the fields with several aliases. If any model accepts the field's own name besides its alias, the fields
+    with one alias are included too.
     """
     loose: set[str] = set()  # Names of fields with several aliases.
     aliased: set[str] = set()  # Names of fields with one alias.
@@ -214,9 +219,9 @@ def _loose_names(core: Any) -> set[str]:
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
-    """Give mirrored properties a primitive `type`, even if they may be null.
+    """Return the schema with a primitive `type` for each property with `x-mcp-header`, even if null is allowed.
 
-    Clients ignore a tool if such a property has no `type`. A null is still accepted, and means that there is no header.
+    Clients ignore a tool if such a property has no `type`. The server still accepts null; then there is no header.
     """
     if "properties" in shown:
         shown = {**shown, "properties": {name: _with_plain_mirrors(one) for name, one in shown["properties"].items()}}
@@ -227,9 +232,9 @@ def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
     return {**members[0], **beside}
 
 
-_MOST_ALIKE = 16  # Keys with the same hash in one call.
+_MOST_ALIKE = 16  # Maximum number of keys with the same hash in one call.
 _SETS = frozenset({"frozenset", "set"})  # Types of core schemas whose items are hashed.
-_MAPPINGS = frozenset({"counter", "dict", "frozen-dict", "frozendict", "ordered-dict"})  # And whose keys are hashed.
+_MAPPINGS = frozenset({"counter", "dict", "frozen-dict", "frozendict", "ordered-dict"})  # The same, for keys.
 # Types whose hashes a caller cannot predict, and types with few values of the same hash.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
@@ -242,7 +247,10 @@ _seen = threading.local()  # `by_hash`: the keys of the call that is being valid
 
 
 def guarded(core: Any) -> Any:
-    """Return the core schema with a check of the keys of all sets and mappings that need it; unchanged if none does."""
+    """Return the core schema with a check that rejects too many keys with the same hash, in sets and mappings.
+
+    Returns the core schema unchanged if no set or mapping needs the check.
+    """
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +269,7 @@ def guarded(core: Any) -> Any:
 
 
 def watching(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap the validator of a schema from `guarded`, so that each call counts keys with the same hash from zero."""
+    """Wrap the validator of a schema from `guarded`, so that each validation counts the keys from zero."""
 
     def watched(raw: bytes, **options: Any) -> dict[str, Any]:
         _seen.by_hash = {}
@@ -278,7 +286,7 @@ def _is_harmless(keys: Any) -> bool:
 
 
 def _check_key(key: Any) -> Any:
-    """Return the key; raise ArgumentsError if too many other keys have the same hash."""
+    """Return the key; raise ArgumentsError if too many other keys of the same call have the same hash."""
     try:
         alike = _seen.by_hash.setdefault(hash(key), [])
     except TypeError:  # The key is not hashable: the set refuses it.
@@ -291,12 +299,12 @@ def _check_key(key: Any) -> Any:
 
 
 _DEFS = "#/$defs/"
-_LONGEST = 2000  # Parts of a schema with all definitions inlined.
+_LONGEST = 2000  # Maximum number of parts of a schema after its definitions are inlined.
 _WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 
 def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
-    """Return the schema of a type, with its definitions still under `$defs`."""
+    """Return the JSON Schema of the adapter's type, with definitions under `$defs`."""
     schema = adapter.json_schema(schema_generator=_Plain, mode=mode, by_alias=True)
     for body in (schema, *schema.get("$defs", {}).values()):
         if "enum" in body or "const" in body:  # The generator cannot prevent the title of an enum.
@@ -305,9 +313,9 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
 
 
 def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
-    """Return a core schema that refuses unknown fields, unless its type itself allows or ignores them.
+    """Return the core schema, changed to reject unknown fields if the type has no setting for unknown fields.
 
-    Otherwise a misspelled field would be dropped silently.
+    Without this change, a misspelled field would be dropped silently.
     """
     if not _is_silent_on_extras(core):
         return core
@@ -316,7 +324,7 @@ def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Return whether a type has fields, but neither a setting for unknown fields nor its own `__init__`."""
+    """Return whether a type has fields, but no setting for unknown fields and no `__init__` of its own."""
     if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
         return False
     # In a TypedDict, pydantic also writes its default, "ignore".
@@ -326,11 +334,11 @@ def _is_silent_on_extras(core: Any) -> bool:
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with each definition inlined where it is used.
 
-    There are two reasons. Some clients do not follow references: VS Code's Copilot, Claude Desktop, the Gemini and
-    Copilot command lines. And mirrored headers of nested models are searched through `properties` only.
+    There are two reasons. First, some clients do not follow references: VS Code's Copilot, Claude Desktop, the Gemini
+    and Copilot command lines. Second, the keyword `x-mcp-header` of a nested model is found only in `properties`.
 
     A definition stays under `$defs` if it contains itself, or if a discriminator refers to it. If the schema would
-    become too long, all definitions that are used more than once stay there too.
+    become too long, all definitions that are used more than once stay under `$defs` too.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     references = list(_references(schema))
@@ -349,9 +357,9 @@ def inline(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _references(node: Any, keyword: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each reference to a definition in a schema: its keyword, such as `$ref`, and the name of the definition.
+    """Yield each reference in a schema as a pair: its keyword, such as `$ref`, and the name of the definition.
 
-    In the mapping of a discriminator, the "keyword" is a tag.
+    In the mapping of a discriminator, the tag is yielded in place of the keyword.
     """
     if isinstance(node, str) and node.startswith(_DEFS):
         yield keyword, node.removeprefix(_DEFS)
@@ -364,7 +372,7 @@ def _references(node: Any, keyword: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _reachable(node: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the names of all definitions that a schema refers to, directly or through others."""
+    """Return the names of all definitions that a schema refers to, directly or through other definitions."""
     reached: set[str] = set()
     pending = [node]
     while pending:
@@ -375,9 +383,9 @@ def _reachable(node: Any, definitions: Mapping[str, Any]) -> set[str]:
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
-    """Return the number of parts that a schema has when the definitions in `placeable` are inlined.
+    """Count the parts of a schema as if the definitions in `placeable` were inlined. Stop counting at `most`.
 
-    Counting stops at `most`.
+    Each object, array and other value is one part.
     """
     children: list[Any] = []
     if is_object(node):
@@ -393,7 +401,7 @@ def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
 
 
 def _place(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return a schema with each reference to one of `definitions` replaced by that definition."""
+    """Return a schema in which each reference to one of `definitions` is replaced by the definition itself."""
     if is_array(node):
         return [_place(child, definitions) for child in node]
     if not is_object(node):
@@ -424,7 +432,10 @@ class _Plain(GenerateJsonSchema):
         return self._shown(super().typed_dict_schema(schema), schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Return the schema without the pattern of pydantic before 2.14: many regex engines refuse its look-ahead."""
+        """Return the schema of a Decimal without patterns that contain a look-ahead.
+
+        pydantic before 2.14 generates such patterns, but many regex engines reject them.
+        """
         shown = super().decimal_schema(schema)
         for part in (shown, *shown.get("anyOf", ())):
             if "(?!" in part.get("pattern", ""):
@@ -432,7 +443,7 @@ class _Plain(GenerateJsonSchema):
         return shown
 
     def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
-        """Remove the generated title, and declare that unknown fields are refused (`_refusing_extras`)."""
+        """Remove the generated title, and set `additionalProperties` to False if validation rejects unknown fields."""
         cls = core.get("cls")
         if cls is not None and shown.get("title") == cls.__name__:
             del shown["title"]

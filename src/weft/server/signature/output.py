@@ -1,7 +1,7 @@
 """Describe what a function returns, and turn its return values into JSON.
 
 The JSON values always match the output schema. If a value does not match it, or is not JSON, the error says which part
-is wrong. The `repr` of a value is never sent. Text has no schema, but a function annotated as text must return text.
+is wrong. The `repr` of a value is never sent. A function annotated as text has no output schema, but must return text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _REMEDY = (
     "Return strings, numbers, booleans, None, lists, dictionaries, dataclasses or pydantic models, "
     "or convert it yourself."
 )
-_WORD = 2**63  # Integers below this bound are JSON as Python prints them.
-_MAX_DEPTH = 64  # How deep the part of a value that is not JSON is searched for, to say where it is.
+_WORD = 2**63  # Integers below this limit are encoded with `str`, which is fast.
+_MAX_DEPTH = 64  # Maximum depth of the search for the part of a value that is not JSON.
 
 _Place = tuple[str | int, ...]
 
@@ -41,9 +41,10 @@ class OutputError(WeftError):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The schema of the return values, and `dump`, which turns a return value into JSON values of that schema.
+    """The output schema of a function, and `dump`, which turns a return value into JSON values that match the schema.
 
-    Both are None if there is no output schema. If the return type is text, `require_text` refuses other values.
+    Both are None if there is no output schema. If the return type is text, `require_text` raises OutputError for a
+    value of another type.
     """
 
     schema: dict[str, Any] | None = None
@@ -54,10 +55,11 @@ class Output(msgspec.Struct, frozen=True):
 def read_output(
     returns: Any, *, opaque: tuple[type, ...], subject: str, refuse: Callable[..., RegistrationError], refs: bool
 ) -> Output:
-    """Read an evaluated return annotation; raise the error that `refuse` returns if JSON Schema cannot describe it.
+    """Return the output schema for the return type `returns`, and the functions that check and convert return values.
 
-    A type that contains one of the classes in `opaque` gets no schema. `subject` names the function in error messages.
-    If `refs` is True, the definitions of the schema are not inlined.
+    Raises the error that `refuse` returns if JSON Schema cannot describe the type. A type that contains a class in
+    `opaque` gets no schema. `subject` names the function in error messages. If `refs` is True, the definitions of the
+    schema stay under `$defs`.
     """
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
@@ -94,7 +96,7 @@ def _checked_dump(validator: Any, serializer: Any, returns: Any, subject: str) -
     exact = returns if returns in (int, str, bool) else None  # Values of exactly this type are JSON already.
 
     def dump(value: Any) -> Any:
-        """Check the value against the annotation and return it as JSON values."""
+        """Check a return value against the return type and return it as JSON values."""
         if type(value) is exact:
             return value
         try:
@@ -107,7 +109,7 @@ def _checked_dump(validator: Any, serializer: Any, returns: Any, subject: str) -
             raise _not_json(subject, value, error) from None
 
     def check_fields(value: Any) -> None:
-        """Raise OutputError if a field does not match: `validate` accepts an object of the right class as it is."""
+        """Raise OutputError if a field has a wrong type. `validate` does not check the fields of an existing object."""
         try:
             validate(to_python(value, round_trip=True, warnings=False), by_alias=True, by_name=True)
         except ValidationError as error:
@@ -137,7 +139,7 @@ def _not_json(subject: str, value: object, error: Exception) -> OutputError:
 
 
 def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | None:
-    """Return a function that refuses values other than text, if the return type is text; otherwise None."""
+    """Return a function that raises OutputError for values other than text; None if the return type is not text."""
     kinds = tuple(one if isinstance(one, type) else object for one in members(returns))
     if str not in kinds or not {str, type(None)}.issuperset(kinds):
         return None
@@ -150,12 +152,12 @@ def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | Non
 
 
 def _is_silent(annotation: Any) -> bool:
-    """Return whether no output schema is made for a return type (see `read_signature`)."""
+    """Return whether a return type gets no output schema, such as `str` or `Any` (see `read_signature`)."""
     return all(_is_list_of_anything(one) or any(one is silent for silent in _SILENT) for one in members(annotation))
 
 
 def _is_list_of_anything(annotation: Any) -> bool:
-    """Return whether a type is a list of anything, which may contain content blocks that have no schema."""
+    """Return whether a type is a list whose items may have any type, such as `list` or `list[Any]`."""
     items = get_args(annotation)
     return (get_origin(annotation) or annotation) in (list, tuple, Sequence) and all(
         item in (Any, object, ...) for item in items
@@ -169,9 +171,9 @@ def _contains(annotation: Any, classes: tuple[type, ...]) -> bool:
 
 
 def to_json_text(value: Any) -> str:
-    """Return a value as JSON text. It may contain pydantic models, dataclasses, dates, decimals, sets and enums.
+    """Encode a value as JSON text. The value may contain pydantic models, dataclasses, dates, decimals, sets and enums.
 
-    Raises `Unserialisable` for other values, and for NaN and infinity, which JSON does not have.
+    Raises Unserialisable for values of other types, and for NaN and infinity, which JSON does not have.
     """
     if type(value) is int and -_WORD < value < _WORD:  # the fast path
         return str(value)
@@ -201,9 +203,9 @@ def to_json_text(value: Any) -> str:
 
 
 def _check_numbers(data: bytes, value: Any) -> None:
-    """Raise Unserialisable if a number in `data` is NaN or infinite. A text may contain the words "NaN" and "Infinity".
+    """Raise Unserialisable if `value` contains the number NaN or infinity. `data` is `value` as JSON.
 
-    `data` is `value` as JSON. The error says where in `value` the number is.
+    Texts may contain the words "NaN" and "Infinity". The error says where in `value` the number is.
     """
 
     def refuse(_: str) -> NoReturn:
@@ -217,7 +219,7 @@ def _check_numbers(data: bytes, value: Any) -> None:
 
 
 def check_text(value: str) -> str:
-    """Return the text; raise Unserialisable if UTF-8 cannot encode it."""
+    """Return the text unchanged; raise Unserialisable if UTF-8 cannot encode the text."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -229,7 +231,10 @@ def check_text(value: str) -> str:
 
 
 def refuse_unawaited(value: Any, place: _Place = ()) -> None:
-    """Raise Unserialisable if `value` is a coroutine. Close the coroutine, so that Python does not warn as well."""
+    """Raise Unserialisable if `value` is a coroutine, because the user's code lacks an `await`.
+
+    Also close the coroutine, so that Python does not warn about it. `place` is the path to `value`, for the message.
+    """
     if isinstance(value, CoroutineType):
         coroutine = cast("CoroutineType[Any, Any, Any]", value)
         coroutine.close()
@@ -247,7 +252,10 @@ def _unserialisable(culprit: Any, place: _Place, remedy: str = _REMEDY) -> Unser
 
 
 def _place(value: Any, found: Callable[[Any], bool]) -> _Place:
-    """Return the path (keys and positions) to the first part for which `found` is true; empty for the value itself."""
+    """Return the path (keys and indices) to the first part of `value` for which `found` returns True.
+
+    The path is empty if this part is `value` itself, or if there is no such part.
+    """
     seen: set[int] = set()
 
     def walk(value: Any, place: _Place) -> _Place | None:

@@ -1,9 +1,9 @@
-"""Compile plain types without pydantic: `int`, `float`, `str`, `bool`, `Any`, lists and dicts of these, and `| None`.
+"""Compile simple types without pydantic: `int`, `float`, `str`, `bool`, `Any`, lists and dicts of these, and `| None`.
 
-Most tools need no other types. A program with only such tools starts in less than two thirds of the time that it would
-need with pydantic. For other types, for `Annotated`, and for a default that does not match its type, this module
-returns None, and `signature.fields` compiles the parameters. Both modules must compile plain types in the same way; a
-test compares them. This module raises no errors.
+These types are called plain types; most tools need no other types. A program with only such tools starts in less than
+two thirds of the time that it would need with pydantic. For other types, for `Annotated`, and for a default that does
+not match its type, this module returns None, and `signature.fields` compiles the parameters. Both modules must compile
+plain types in the same way; a test compares them. This module raises no errors.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _SCALARS: tuple[tuple[Any, CoreSchema, dict[str, Any]], ...] = (
     (int, core_schema.int_schema(), {"type": "integer"}),
     (str, core_schema.str_schema(), {"type": "string"}),
 )
-_CONTAINERS = frozenset({  # Types of core schemas that have `fail_fast`.
+_CONTAINERS = frozenset({  # Types of core schemas that have the option `fail_fast`.
     "counter", "deque", "dict", "frozen-dict", "frozendict", "frozenset", "list", "ordered-dict", "set", "tuple",
 })  # fmt: skip
 _GIVEN = ("metadata", "default")  # Keys of a core schema whose values are not schemas.
-_FINITE = core_schema.CoreConfig(allow_inf_nan=False)  # 1e400 is valid JSON, but too large for a float.
+_FINITE = core_schema.CoreConfig(allow_inf_nan=False)  # Rejects 1e400: valid JSON, but too large for a float.
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """The parameters of a function, compiled: their JSON Schema and their validators."""
+    """The JSON Schema and the validators for the parameters of a function."""
 
     schema: dict[str, Any]
     validate_json: Callable[..., dict[str, Any]]
-    validate_large: Callable[..., dict[str, Any]]  # Stops at the first wrong item of a container.
+    validate_large: Callable[..., dict[str, Any]]  # For large input: stops at the first wrong item of a container.
 
 
 class PlainType(msgspec.Struct, frozen=True):
-    """A plain type as a core schema of pydantic, and as a JSON Schema."""
+    """The two schemas of a simple type such as `int` or `list[str]`: pydantic's core schema and the JSON Schema."""
 
-    core: CoreSchema
+    core: CoreSchema  # The core schema.
     shown: dict[str, Any]  # The JSON Schema.
 
 
 def members(annotation: Any) -> Iterator[Any]:
-    """Yield each member of a union, without `Annotated`; for any other type, yield the type.
+    """Yield each member of a union type, with `Annotated` removed. For any other type, yield only that type.
 
     >>> list(members(Annotated[int, "x"] | None))
     [<class 'int'>, <class 'NoneType'>]
@@ -66,7 +66,7 @@ def members(annotation: Any) -> Iterator[Any]:
 
 
 def plain_type(annotation: Any) -> PlainType | None:
-    """Compile a plain type; return None for any other type."""
+    """Return the schemas of a type that can be compiled without pydantic, such as `list[str]`; None for other types."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         known = [PlainType(core, dict(shown)) for scalar, core, shown in _SCALARS if annotation is scalar]
@@ -85,7 +85,7 @@ def plain_type(annotation: Any) -> PlainType | None:
 
 
 def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, str]) -> Arguments | None:
-    """Compile the parameters if all their types are plain, else return None."""
+    """Compile parameters without pydantic; return None if a type or a default needs pydantic."""
     fields: dict[str, core_schema.TypedDictField] = {}
     properties: dict[str, Any] = {}
     for parameter in parameters:
@@ -117,12 +117,15 @@ def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, 
 
 
 def stopping_early(core: Any) -> Any:
-    """Return the core schema with containers that stop at the first wrong item, to limit the number of errors."""
+    """Return a core schema in which the validation of a container stops at the first wrong item.
+
+    This limits the number of errors.
+    """
     return with_each(core, lambda schema: {**schema, "fail_fast": True} if schema["type"] in _CONTAINERS else schema)
 
 
 def with_each(core: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return the core schema with `change` applied to every schema in it, the innermost first."""
+    """Return a copy of a core schema in which `change` is applied to every schema, the innermost first."""
     if is_array(core):
         return [with_each(part, change) for part in core]
     if not is_object(core):
@@ -133,7 +136,7 @@ def with_each(core: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
 
 
 def is_hashable(value: Any) -> bool:
-    """Return whether a value is hashable, and so is treated as immutable."""
+    """Return whether a value is hashable. Weft treats hashable values as immutable."""
     try:
         hash(value)
     except TypeError:
@@ -142,7 +145,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def shown_default(default: Any) -> dict[str, Any]:
-    """Return the keyword `default` for a JSON Schema; an empty dict if the value is not JSON."""
+    """Return the keyword `default` with its value, for a JSON Schema; an empty dict if the value is not JSON."""
     try:
         shown = pydantic_core.to_jsonable_python(default)
     except (ValueError, RecursionError):

@@ -32,9 +32,9 @@ from weft.server.signature.plain import Arguments, members, plain_arguments
 __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]
 
 _LARGE = 65536  # Arguments with more bytes need exact types, because listing every problem would take too long.
-_MANY = 1000  # If there are more problems, they are not listed.
-_EXACT = 2**53  # From here on, a float may stand for several integers.
-_NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})  # Kinds of problems with numbers.
+_MANY = 1000  # Maximum number of problems that are listed.
+_EXACT = 2**53  # Larger floats do not represent every integer exactly.
+_NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})  # pydantic's error types for numbers.
 _EMPTY = inspect.Parameter.empty
 _IMPORT_IT = (
     "import or define the name in the module itself, before the function; an import under `if TYPE_CHECKING:` "
@@ -55,10 +55,10 @@ _SPHINX = re.compile(
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """The signature of a registered function."""
+    """The name, schemas and types of a registered function, with methods that bind arguments to its parameters."""
 
     name: str
-    kind: str
+    kind: str  # Such as "tool" or "prompt".
     where: str  # Source location of the function.
     description: str  # The docstring without its parameter section.
     input_schema: dict[str, Any]  # JSON Schema 2020-12.
@@ -67,11 +67,11 @@ class Signature(msgspec.Struct, frozen=True):
     injected: str | None  # Name of the parameter that takes the Context.
     returns: Any  # The evaluated return annotation, or `inspect.Signature.empty`.
     dump_output: Callable[[Any], Any] | None  # Turns a return value into JSON values.
-    require_text: Callable[[Any], None] | None  # If the return type is text: raises OutputError for others.
+    require_text: Callable[[Any], None] | None  # Raises OutputError if a return value is not text.
     _arguments: Arguments
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
-        """Decode a JSON object to keyword arguments; raise ArgumentsError if they do not match the signature."""
+        """Decode a JSON object to keyword arguments; raise ArgumentsError if it does not match the signature."""
         try:
             if len(raw) <= _LARGE:
                 return self._arguments.validate_json(raw, strict=True)
@@ -82,11 +82,11 @@ class Signature(msgspec.Struct, frozen=True):
         return self._bind_leniently(raw, problems)
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert JSON values to keyword arguments; raise ArgumentsError if they do not match the signature."""
+        """Convert JSON values to keyword arguments; raise ArgumentsError if the values do not match the signature."""
         return self.bind_json(pydantic_core.to_json(dict(values)))
 
     def _problems(self, error: ValidationError) -> list[Any]:
-        """Return the problems with the arguments; raise ArgumentsError if there are too many to list."""
+        """Return the problems that pydantic found; raise ArgumentsError if there are too many to list."""
         if error.error_count() <= _MANY:
             return error.errors(include_url=False)
         raise ArgumentsError(
@@ -135,10 +135,10 @@ def read_signature(
     untyped: bool = False,
     refs: bool = False,
 ) -> Signature:
-    """Read a function; raise RegistrationError, with its location and the remedy, if it cannot be used.
+    """Read the signature of a function; raise RegistrationError if the function cannot be registered.
 
-    A parameter whose class is in `injected` gets its value from Weft, not from the client. `opaque` are classes of
-    results that are not JSON values. If `untyped` is True, parameters may have no annotation, as in a tool with
+    A parameter whose type is a class in `injected` gets its value from Weft, not from the client. `opaque` has the
+    return types that are not JSON values. If `untyped` is True, parameters may have no annotation, as in a tool with
     `input_schema=`. If `refs` is True, the definitions of a schema stay under `$defs`.
 
     These return types get no output schema: classes in `opaque`; `str`, `bytes`, `None` and `Any`, for which a schema
@@ -178,8 +178,8 @@ def read_signature(
 def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
     """Return the arguments with 3 in place of 3.0 where an integer is expected, or None if nothing has to change.
 
-    In JSON Schema, 3.0 is an integer too. It is replaced before the lenient validation, in which another member of a
-    union, such as a boolean, might accept it.
+    `raw` are the arguments as JSON. In JSON Schema, 3.0 is an integer too. The replacement is done before the lenient
+    validation, because there another member of a union, such as a boolean, might accept the number.
     """
     places = [problem["loc"] for problem in problems if problem["type"] == "int_type" and _is_whole(problem["input"])]
     if not places:
@@ -199,9 +199,9 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:
-    """Return whether a value must not be converted, although lenient validation would convert it.
+    """Return whether a wrong value must be rejected, although lenient validation would convert it.
 
-    `problem` is the problem that strict validation found with the value.
+    `problem` is the problem with this value that strict validation found.
     """
     given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
@@ -224,7 +224,7 @@ class MirroredHeader(msgspec.Struct, frozen=True):
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Add the keyword `x-mcp-header` to the parameter's schema."""
+        """Return the JSON Schema of the parameter with the keyword `x-mcp-header`."""
         return {**handler(core_schema), "x-mcp-header": self.name}
 
 
@@ -240,7 +240,7 @@ class _Reader:
         self.locals = enclosing_locals(fn)
 
     def read(self, injected: tuple[type, ...], descriptions: Mapping[str, str]) -> tuple[Arguments, str | None, Any]:
-        """Return the compiled parameters, the name of the injected parameter, and the return annotation."""
+        """Return the compiled parameters, the name of the parameter with a type in `injected`, and the return type."""
         signature = self.read_signature()
         context: str | None = None
         offered: list[inspect.Parameter] = []
@@ -316,7 +316,10 @@ class _Reader:
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")
 
     def evaluate(self, name: str, annotation: Any, subject: str) -> Any:
-        """Evaluate an annotation, which may be written as text, and return the type."""
+        """Return the type that an annotation means; raise RegistrationError if the annotation cannot be evaluated.
+
+        The annotation may be a string. `name` is the parameter or "return"; `subject` describes it in the error.
+        """
         if annotation is _EMPTY or annotation is None:
             return annotation
         holder = types.SimpleNamespace(__annotations__={name: annotation})
@@ -338,14 +341,16 @@ def _is_injected(annotation: Any, classes: tuple[type, ...]) -> bool:
 
 
 class Docstring(msgspec.Struct, frozen=True):
-    """The description of a function, and of each of its parameters."""
+    """A parsed docstring: the description of a function, and of each of its parameters."""
 
-    summary: str = ""  # Without the section of the parameters.
+    summary: str = ""  # The docstring without its parameter section.
     params: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 def parse_docstring(doc: str | None) -> Docstring:
-    """Split a docstring in Google, NumPy or Sphinx style. Text in any other form stays in the summary.
+    """Split a docstring into a summary and the descriptions of the parameters.
+
+    Parameters may be described in Google, NumPy or Sphinx style. All other text is part of the summary.
 
     >>> parse_docstring('''Add two numbers.
     ...
