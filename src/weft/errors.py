@@ -11,8 +11,8 @@
      │    │    ├── InternalError         -32603  an error in Weft or in a handler; the details are only in the log
      │    │    ├── HeaderMismatch        -32020  a header and the body differ
      │    │    ├── MissingCapability     -32021  the client did not declare a capability that is needed
-     │    │    │    └── UndeclaredExtension      a method of an extension (in the session era: -32601)
-     │    │    └── UnsupportedVersion    -32022  the server does not speak this revision
+     │    │    │    └── UndeclaredExtension      the method of an undeclared extension (in the session era: -32601)
+     │    │    └── UnsupportedVersion    -32022  the server does not speak this protocol version
      │    ├── ToolError                  sent as a tool result with `isError`
      │    │    └── QuestionFailed        the client refused a question of the server, or its answer was late or invalid
      │    ├── NoBackChannelError         the server cannot send requests to this peer
@@ -21,15 +21,15 @@
      │    ├── ConnectionFailed           the peer cannot be reached, or the connection is lost
      │    ├── InvalidAnswer              the peer's answer breaks the protocol, or the schema that the peer published
      │    ├── CannotAnswer               the server asked a question that this client did not answer
-     │    ├── AuthorizationFailed        the server requires a login, and there was none or it failed
-     │    ├── VersionMismatch            the two sides share no revision of the protocol
-     │    └── UsageError                 the program uses Weft in a wrong way; raised before serving
+     │    ├── AuthorizationFailed        the server requires a login, and there was no login or it failed
+     │    ├── VersionMismatch            client and server have no protocol version in common
+     │    └── UsageError                 the program uses Weft in a wrong way; most are raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
      │         └── StartError            the server cannot be started with these options
 
 A mistake of the peer is a `ProtocolError`; a mistake of the program is a `UsageError`. No error is both. A
 `RemoteError` always comes from the peer; timeouts and lost connections have other classes. The codes above are those of
-the newest revision. The era (`weft.eras`) decides which code is sent in another revision.
+the newest protocol version. For older versions, the era (`weft.eras`) decides which code is sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WeftError(Exception):
 class ProtocolError(WeftError):
     """An error that is sent to the peer as a JSON-RPC error.
 
-    Raise one in a handler to answer with your own error. Choose a `code` outside of -32768…-32000.
+    Raise it in a handler to answer with your own error. Choose a `code` that is not between -32768 and -32000.
 
     >>> raise ProtocolError("The vault is closed.", code=1001, data={"opens": "08:00"})
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ class ProtocolError(WeftError):
         super().__init__(message)
         self.message = message
         self.data = data
-        self.request_id: int | str | None = None  # the id to answer, set if the message could not be decoded
+        self.request_id: int | str | None = None  # id for the error response; set if the message could not be decoded
         if code is not None:
             self.code = code
 
@@ -85,7 +85,7 @@ class InvalidRequest(ProtocolError):
 
 
 class MethodNotFound(ProtocolError):
-    """The method does not exist, or belongs to a capability that was not declared."""
+    """The method does not exist, or belongs to a capability that the receiver did not declare."""
 
     code: int = -32601
 
@@ -137,7 +137,7 @@ class UndeclaredExtension(MissingCapability):
 
 
 class UnsupportedVersion(ProtocolError):
-    """The request names a protocol revision that the server does not speak."""
+    """The request names a protocol version that the server does not speak."""
 
     code: int = -32022
 
@@ -146,7 +146,7 @@ class UnsupportedVersion(ProtocolError):
 
 
 class ToolError(WeftError):
-    """A failure of a tool that the model should read. The tool result has `isError` and the message of this error.
+    """A failure of a tool, with a message for the model. It is sent as a tool result with `isError`.
 
     >>> raise ToolError("There is no flight LX39; did you mean LX38?")
     Traceback (most recent call last):
@@ -158,7 +158,7 @@ class ToolError(WeftError):
 class QuestionFailed(ToolError):
     """A question of a handler (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`) got no usable answer.
 
-    If the client answered with an error, `code` is the code of this error. Otherwise `code` is None: for example, the
+    If the client answered with an error, `code` is the code of this error. Otherwise `code` is None, for example if the
     answer was late, or was not valid for the question.
     """
 
@@ -169,7 +169,7 @@ class QuestionFailed(ToolError):
 
 
 class NoBackChannelError(WeftError):
-    """The server cannot send requests to this peer.
+    """The server cannot send requests to this client.
 
     For example, the client has never opened the standalone stream of its session, or the session has ended.
     """
@@ -181,7 +181,7 @@ class NoBackChannelError(WeftError):
 class RemoteError(WeftError):
     """The peer answered a request with an error, which has a `code`, a `message` and `data`.
 
-    `not_found` is True if a requested resource does not exist. (The code for this depends on the revision.)
+    `not_found` is True if a requested resource does not exist. (Its error code depends on the protocol version.)
 
     >>> raise RemoteError(-32602, "Unknown tool: brew")
     Traceback (most recent call last):
@@ -198,13 +198,13 @@ class RemoteError(WeftError):
 
 
 class RequestTimeout(WeftError):
-    """The peer did not answer a request in time. It is not known whether the peer has executed the request."""
+    """The peer did not answer a request in time. The peer may or may not have executed the request."""
 
 
 class ConnectionFailed(WeftError):
     """The peer cannot be reached, does not speak MCP, or has closed the connection. The message says what was tried."""
 
-    # Whether the peer closed the connection without any response. It may have executed the request.
+    # Whether the peer closed the connection without a response. The peer may have executed the request.
     is_unanswered = False
 
 
@@ -213,13 +213,14 @@ class InvalidAnswer(WeftError):
 
 
 class CannotAnswer(WeftError):
-    """The server asked a question, and this client did not answer, because it cannot or because the user refused."""
+    """This client did not answer a question of the server, because it cannot, or because the user refused."""
 
 
 class AuthorizationFailed(WeftError):
-    """The server requires a login, and there was no login or it failed. `tried` lists the steps of the login, in order.
+    """The server requires a login, and there was no login or the login failed.
 
-    The message says what to do next. Neither the message nor `tried` contains a token, a code or a secret.
+    The message says what to do next. `tried` lists the steps of the login, in order. Message and `tried` never contain
+    a token, a code or a secret.
     """
 
     def __init__(self, message: str, tried: Sequence[str] = ()) -> None:
@@ -229,7 +230,7 @@ class AuthorizationFailed(WeftError):
 
 
 class VersionMismatch(WeftError):
-    """The two sides share no revision of the protocol. `ours` and `theirs` list the revisions of each side."""
+    """Client and server have no protocol version in common. `ours` and `theirs` list the versions of each side."""
 
     def __init__(self, *, where: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
         self.ours = list(ours)

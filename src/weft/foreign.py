@@ -1,7 +1,7 @@
 """Import public names when they are first used, and help users who look for a name of another SDK.
 
-The error for an unknown name says what the name is in Weft, or which module has it. Type checkers ignore this module:
-for them, an unknown name simply does not exist.
+The error for an unknown name says what to use in Weft, or which module has the name. Type checkers do not use this
+module: for them, an unknown name does not exist.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def attribute_of(thing: object, name: str) -> Any:
-    """Raise the AttributeError for a missing attribute. If another SDK has this name, the message says what to use."""
+    """Raise the AttributeError for an attribute that `thing` does not have.
+
+    If `name` is a known name of another SDK, the message says what to use in Weft.
+    """
     kind = type(thing)
     for one in kind.__mro__:
         if meant := _NAMES.get(one.__name__, {}).get(name):
@@ -49,9 +52,9 @@ def attribute_of(thing: object, name: str) -> Any:
 
 
 def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module: it imports a name from its home module when the name is first used.
+    """Return a `__getattr__` function for the module `module`, which imports each public name on first use.
 
-    `homes` maps each home module to its names.
+    `homes` maps each module that defines public names to the names that are imported from it.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -67,10 +70,10 @@ def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str],
 
 
 def _no_such_name(module: str, name: str) -> Exception:
-    """Return the error for a name that a module does not have. If possible, it says what to import instead.
+    """Return the error for a name that a module does not have. If possible, the error says what to import instead.
 
-    An error that says this is an ImportError, because `from weft import ...` does not show the text of an
-    AttributeError. All other errors are AttributeErrors.
+    An error with such advice is an ImportError, because `from weft import ...` does not show the text of an
+    AttributeError. An error without advice is an AttributeError.
     """
     meant = _NAMES["weft"].get(name) if module == "weft" else None
     if meant is None and module == "weft" and not name.startswith("_"):

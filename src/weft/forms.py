@@ -1,4 +1,4 @@
-"""Turn models and schemas into forms, with which elicitation asks the user, and check the answers.
+"""Turn models and schemas into forms for elicitation, and check the answers of users.
 
 A form is a flat schema with the few types of fields that every client can show. You write it as a flat model (a
 pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` returns the schema to send, `parse_form`
@@ -52,9 +52,9 @@ __all__ = [
 ]  # fmt: skip
 
 EMAIL = Field(json_schema_extra={"format": "email"})
-"""Marks text as an email address: `Annotated[str, EMAIL]`. Does not need the package email-validator."""
+"""Marks a text field as an email address: `Annotated[str, EMAIL]`. Does not need the package email-validator."""
 
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # the gap between two words of a name
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # the boundary between two words of a name
 _SECRET = re.compile(
     r"(?:^|_)(?:password|passphrase|passcode|passwd|pwd|pin|secret|token|api_?key|access_?key|private_?key|credentials?"
     r"|card_?number|cvc|cvv)(?:_|$)"
@@ -80,13 +80,13 @@ _ALLOWED = (
 )
 _MAX_ISSUES = 10
 _LINK = re.compile("https?://", re.IGNORECASE)
-# What pydantic and `Titles` raise for a model without a schema.
+# Exceptions that pydantic and `Titles` raise for a model that has no JSON Schema.
 _UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)  # eq=False makes it hashable, which `Annotated[..., Titles(...)] | None` needs
 class Titles:
-    """Titles for the options of a field.
+    """Titles that the user sees for the options of a field.
 
         @dataclass
         class Seat:
@@ -98,7 +98,7 @@ class Titles:
     titles: Mapping[str, str]
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Add the titles to the schema of the options."""
+        """Return the JSON Schema of the options, with the titles added."""
         return self._entitle(handler(core_schema), handler)
 
     def _entitle(self, schema: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Titles:
 
 
 def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema to send for a form; raise ValueError if clients cannot show one of its fields.
+    """Return the JSON Schema of a form, as it is sent to clients; raise ValueError if clients cannot show a field.
 
     >>> @dataclass
     ... class Seat:
@@ -134,9 +134,9 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON Schema as it is sent to clients; raise ValueError if it is not the schema of a form.
+    """Return a form's JSON Schema as it is sent to clients; raise ValueError if it is not valid for a form.
 
-    Some keywords at its root, such as `additionalProperties`, are accepted but not sent.
+    Some keywords at the top level, such as `additionalProperties`, are accepted but not sent.
 
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
@@ -161,7 +161,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields_with_links(form: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields whose texts contain a web address. Forms should not contain web addresses.
+    """Return the names of fields whose schema contains a web address. Forms should not contain web addresses.
 
     >>> fields_with_links({"properties": {"ok": {"type": "boolean", "description": "See https://example.com/terms"}}})
     ['ok']
@@ -188,11 +188,11 @@ def has_link(text: str) -> bool:
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
-    """Check the answer `content`; return it as an instance of the model, or as a dict if `model` is a schema.
+    """Check the answer `content` and return it, as an instance of `model`, or as a dict if `model` is a schema.
 
     Defaults of the model are filled in. Fields that the form does not have are ignored, or refused if the model or
-    schema forbids them. Raises ValueError if the answer is not valid for the form. The error names fields, but never
-    shows values.
+    schema forbids them. Raises ValueError if the answer is not valid for the form. The error message contains names of
+    fields, but never their values.
 
     >>> @dataclass
     ... class Seat:
@@ -219,7 +219,7 @@ def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | Non
 def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_others: bool) -> dict[str, Any]:
     """Return the answer `given` with only the fields of the form. In integer fields, 5.0 becomes 5.
 
-    Raises ValueError if the answer is not valid for the form, or has other fields and `forbids_others` is set.
+    Raises ValueError if the answer is not valid for the form, or if `forbids_others` is True and it has other fields.
     """
     fields = form["properties"]
     issues: list[Issue] = check_answer(form, given)
@@ -242,7 +242,7 @@ class _Form:
     adapter: TypeAdapter[Any]
     schema: dict[str, Any]
     may_be_none: list[str]
-    nullable: list[str]  # optional fields without a default, which become None if the answer does not have them
+    nullable: list[str]  # optional fields without a default; they become None if they are not in the answer
     forbids_others: bool
 
 
@@ -270,7 +270,7 @@ def _form(model: type) -> _Form:
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Return the validator and the JSON Schema of a model. Raises ValueError if the type of a field has no schema."""
+    """Return the validator and the JSON Schema of a model. Raises ValueError if the model has no JSON Schema."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         return adapter, adapter.json_schema(schema_generator=_Generator)
@@ -308,9 +308,10 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with the target of its `$ref` instead of the `$ref`, and a `const` as an `enum` of one option.
+    """Return a copy of a schema, with its `$ref` replaced by the referenced definition.
 
-    The title of the target is left out, because it is a class name.
+    The title of the definition is left out, because it is a class name. A `const` is replaced by an `enum` with one
+    option.
     """
     schema = dict(schema)
     if reference := schema.pop("$ref", None):
@@ -322,9 +323,9 @@ def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the `items` schema of a list of options as MCP defines it.
+    """Return the `items` schema of a list of options in the format that MCP defines.
 
-    Options with titles are in `anyOf`, not in `oneOf`. The schema itself has no title and no description.
+    Options with titles are in `anyOf`, not in `oneOf`. The returned schema has no title and no description.
     """
     if "oneOf" in items:
         return {"anyOf": items["oneOf"]}
@@ -338,7 +339,7 @@ class _Generator(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Ignore warnings about defaults that JSON cannot express: they are not sent, but the model uses them."""
+        """Ignore warnings about defaults that JSON cannot express: only the model uses them, clients do not."""
 
 
 def _refusal(model: Any, name: str, wrong: str) -> str:
@@ -361,7 +362,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return why pydantic cannot make a schema of a type, and what to do about it."""
+    """Return a text that says why pydantic cannot create a schema for a type, and what to do."""
     if isinstance(error, ImportError):
         return "it needs the package email-validator; install it, or write Annotated[str, EMAIL]"
     code = error.code if isinstance(error, PydanticUserError) else None
@@ -378,7 +379,7 @@ def _reason(error: Exception) -> str:
 
 
 def _wrong(field: Any) -> str | None:
-    """Return why a schema cannot be a field of a form, or None if it can."""
+    """Return why a schema is not allowed as a field of a form, or None if it is allowed."""
     kind = field.get("type") if is_object(field) else None
     if not is_object(field) or not isinstance(kind, str):
         return "it is not of one plain type"
@@ -428,7 +429,7 @@ def _is_titled(option: Any) -> bool:
 
 
 def _wrong_default(field: dict[str, Any]) -> str | None:
-    """Return why the default of a field is not a valid answer; None if it is valid, or if there is no default."""
+    """Return why the default of a field is not a valid answer, or None if it is valid or there is no default."""
     if "default" not in field:
         return None
     issues = check_answer({"properties": {"": field}}, {"": field["default"]})
@@ -439,7 +440,7 @@ def _wrong_default(field: dict[str, Any]) -> str | None:
 
 
 def _copied(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema in JSON types; raise SchemaError if it contains other types."""
+    """Return a copy of a schema that has only JSON types; raise SchemaError if the schema contains other types."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
@@ -453,7 +454,7 @@ def _check_json_schema(schema: bytes) -> None:
 
 
 def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the name of the wrong field, and a sentence about the problem, for one error of pydantic."""
+    """Convert one error of pydantic to the name of the wrong field and a sentence about the error."""
     location = problem["loc"]
     name = str(location[0]) if location else None
     if problem["type"] == "missing":
@@ -467,7 +468,7 @@ def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
-    """Return the error for an answer that is not valid, with one sentence for each wrong field, at most ten."""
+    """Return the error for an invalid answer, with one sentence for each wrong field (at most ten sentences)."""
     first: dict[str | None, str] = {}
     for name, message in issues:
         first.setdefault(name, message)
@@ -482,11 +483,11 @@ def _listed(words: Sequence[str]) -> str:
 
 
 Issue = tuple[str, str]
-"""The name of a wrong field, and a sentence that says what is wrong."""
+"""The name of a wrong field, and a sentence that says what is wrong with its value."""
 
 
 def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Issue]:
-    """Return the errors in an answer, at most one for each field. The errors never show values.
+    """Return the errors in an answer to a form, at most one for each field. Error texts never contain the values.
 
     >>> form = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     >>> check_answer(form, {"age": "5"}), check_answer(form, {"age": 5.0})
@@ -503,14 +504,17 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 
 
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the options in the schema of a field, or in the `items` of a list; empty if there are no options."""
+    """Return the options in the schema `field`, or an empty list if it has no options.
+
+    `field` is the schema of a field, or the `items` schema of a list field.
+    """
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
     options = field.get("enum", [option["const"] for option in titled])
     return options if is_array(options) else []
 
 
 def _wrong_answer(field: Mapping[str, Any], value: Any) -> str | None:
-    """Return what is wrong with the answer to one field, or None if it is valid."""
+    """Return what is wrong with `value` as the answer to one field, or None if it is valid."""
     kind = field["type"]
     expected, is_right = _TYPES[kind]
     if not is_right(value):
@@ -546,7 +550,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# How an answer of each type is called, and how it is recognised.
+# For each type: its description in error messages, and a function that checks whether a value has this type.
 _TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "array": ("a list of options", is_array),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
@@ -565,7 +569,7 @@ _EMAIL = rf"(?=.{{0,{_EMAIL_LENGTH}}}\Z){_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LAB
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _DATE_TIME = rf"{_DATE}[Tt][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(?:\.[0-9]+)?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 
-# For each format: what a text must match, a function that raises ValueError for other mistakes, and words for it.
+# For each format: its pattern, a function that raises ValueError for other mistakes, its description for errors.
 _FORMATS: Mapping[str, tuple[re.Pattern[str], Callable[[str], Any], str]] = {
     "email": (re.compile(_EMAIL), str, "an email address, such as 'ann@example.com'"),
     "uri": (re.compile(".+"), check_uri, "a URI that begins with its scheme"),

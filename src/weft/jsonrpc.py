@@ -1,4 +1,4 @@
-"""Decode and encode JSON-RPC messages, check the bounds of incoming JSON, and split a stream of bytes into lines.
+"""Decode and encode JSON-RPC messages, check the size limits of incoming JSON, and split bytes into lines.
 
 `decode` is the only parser of incoming messages, for all transports. It decodes the frame and leaves `params` as raw
 bytes, which are decoded later with the type of the method. `decode` also checks these raw bytes: they contain no
@@ -22,7 +22,7 @@ SAFE_INTEGER = 2**53
 
 
 class Frame(msgspec.Struct):
-    """One message: a request, a notification or a response."""
+    """One decoded JSON-RPC message: a request, a notification or a response. Its params are still raw JSON."""
 
     jsonrpc: str = ""
     id: RequestId | UnsetType | None = UNSET
@@ -38,17 +38,17 @@ class Frame(msgspec.Struct):
 
     @property
     def is_notification(self) -> bool:
-        """Whether this is a notification: a message with a method and without an id. It is never answered."""
+        """Whether this is a notification: a message with a method and without an id, which is never answered."""
         return self.method is not UNSET and self.id is UNSET
 
     @property
     def is_response(self) -> bool:
-        """Whether this is the answer to a request: a message without a method."""
+        """Whether this is a response: a message without a method."""
         return self.method is UNSET
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The id that the answer must have, or None if the message has no id."""
+        """The id for the response to this message, or None if the message has no id."""
         return self.id if isinstance(self.id, int | str) else None
 
 
@@ -59,7 +59,7 @@ class _Error(msgspec.Struct, omit_defaults=True):
 
 
 class _Message(msgspec.Struct):
-    """Any message that is encoded. Fields that are UNSET are left out."""
+    """A message to encode: request, notification or response. Fields that are UNSET are left out."""
 
     jsonrpc: str
     id: RequestId | UnsetType = UNSET
@@ -77,7 +77,7 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
     """Decode one message.
 
     Raises `ParseError` if the bytes are not JSON or exceed a limit, and `InvalidRequest` if the JSON is not a message.
-    The exception's `request_id` is the id for the answer, or None if no id could be read.
+    The `request_id` of the exception is the id for the error response, or None if no id could be read.
 
     >>> decode(b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}').method
     'tools/list'
@@ -103,16 +103,17 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
 
 
 def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raise InvalidRequest unless an id is a string that is not too long, or an integer within ±2**53."""
+    """Raise InvalidRequest unless `request_id` is an integer within ±2**53, or a string within the length limit."""
     fault = fault_of_id(request_id, limits.id_bytes)
     if fault is not None:
         raise _fault(fault, None)
 
 
 def fault_of_id(value: object, most_bytes: int, name: str = "id") -> str | None:
-    """Return what is wrong with an id or a progress token, or None if it is valid. `name` names it in the sentence.
+    """Return a sentence that says what is wrong with an id or a progress token, or None if the value is valid.
 
-    The length of ids and tokens is limited, because each answer repeats them.
+    `name` is the name of the value in this sentence. The length of strings is limited to `most_bytes`, because each
+    response repeats them.
     """
     if type(value) is int:
         return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` must be within ±2**53."
@@ -130,7 +131,7 @@ def _fault(reason: str, request_id: RequestId | None) -> InvalidRequest:
 
 
 def _invalid(data: bytes, limits: Limits) -> ProtocolError:
-    """Return the error for JSON that is not a message. This decodes the JSON again, to say exactly what is wrong."""
+    """Return the error for JSON that is not a valid message. Decodes the JSON again, to say exactly what is wrong."""
     check_bounds(data, limits)
     try:
         value: Any = msgspec.json.decode(data)
@@ -147,20 +148,20 @@ def _invalid(data: bytes, limits: Limits) -> ProtocolError:
     return _fault("`jsonrpc` and `method` must be strings.", request_id)
 
 
-# These bounds are not checked by msgspec. Each has a quick test, which also counts brackets, commas and digits inside
-# of strings, so it may count too many but never too few. Only if it finds too many, the message is checked again
-# without its strings.
+# msgspec does not check these bounds. Each bound has a quick test, which also counts brackets, commas and digits inside
+# of strings, so its count may be too high but never too low. Only if the count exceeds the bound, the message is
+# checked again without its strings.
 
 _NOT_MARKS = bytes(set(range(256)) - set(b"[]{}:,"))
 _NOT_BRACKETS = _NOT_MARKS + b":,"
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _STEPS = [(1 if byte in b"[{" else -1) for byte in range(256)]
 _CHUNK = 16 * 1024  # bytes that are counted at once; another thread may run between two chunks
-_DEAR = 9  # extra cost of decoding an array, an object or a named value, compared with a plain value
+_DEAR = 9  # extra cost of decoding an array, an object or an object member, compared with a number or string
 
 
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raise ParseError if JSON has too many values, is nested too deeply, or has too long numbers."""
+    """Raise ParseError if JSON has too many values, is nested too deeply, or has a number with too many digits."""
     opened = data.count(b"{") + data.count(b"[")
     many = len(data) * (_DEAR + 1) > limits.json_values and values_in(data) > limits.json_values
     deep = not many and opened > limits.json_depth and _depth(data) > limits.json_depth
@@ -177,7 +178,7 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """Estimate the cost of decoding JSON, in plain values: each array, object and object member costs as much as ten.
+    """Estimate the cost of decoding JSON: 1 for a number or string, 10 for an array, an object or an object member.
 
     The result is too high if strings contain brackets, colons or commas.
     """
@@ -204,7 +205,7 @@ def _too_many(limits: Limits) -> ParseError:
 
 
 def _depth(data: bytes) -> int:
-    """Return how deep the brackets in JSON are nested. Brackets in strings are counted too."""
+    """Return how deeply the brackets in JSON are nested. Brackets in strings are counted too."""
     brackets = data.translate(None, _NOT_BRACKETS)
     depth = deepest = 0
     for start in range(0, len(brackets), _CHUNK):
@@ -219,12 +220,12 @@ def _has_number(data: bytes, digits: int) -> bool:
 
 
 def encode_result(request_id: RequestId, result: Any) -> bytes:
-    """Return an encoded response. `result` is a struct, a plain value, or already encoded (`msgspec.Raw`)."""
+    """Return an encoded response. `result` is a struct, a JSON value, or already encoded JSON (`msgspec.Raw`)."""
     return _encode(_Message("2.0", request_id, UNSET, UNSET, result))
 
 
 def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
-    """Return an encoded error response. If the id is None, the response has no `id` at all (instead of null)."""
+    """Return an encoded error response. If `request_id` is None, the response has no `id`."""
     answered = UNSET if request_id is None else request_id
     return _encode(_Message("2.0", answered, error=_Error(code, message, data)))
 
@@ -239,11 +240,11 @@ def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> b
     return _encode(_Message("2.0", request_id, method, params))
 
 
-Line: TypeAlias = bytes | None  # None is a line that was longer than the limit
+Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
 
 
 class LineSplitter:
-    r"""Splits chunks of bytes into lines. A line with more than `limit` bytes is not stored: it becomes None.
+    r"""Splits chunks of bytes into lines. A line with more than `limit` bytes is discarded and returned as None.
 
     >>> splitter = LineSplitter(limit=4)
     >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
@@ -255,10 +256,10 @@ class LineSplitter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rest = bytearray()  # the beginning of the unfinished line
-        self.is_overlong = False  # whether the unfinished line is longer than the limit; then it is not stored
+        self.is_overlong = False  # whether the unfinished line is longer than the limit; then its bytes are discarded
 
     def feed(self, chunk: bytes) -> list[Line]:
-        """Return the lines that this chunk completes."""
+        """Return the lines that are complete after this chunk of bytes."""
         if not self._rest and not self.is_overlong and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
             return [chunk[:-1]]  # fast path for the common case: the chunk is exactly one line
         *ends, rest = chunk.split(b"\n")
@@ -267,7 +268,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[Line]:
-        """Return a list with the unfinished line, if there is one. Call this when the input has ended."""
+        """Return a list with the unfinished line, or an empty list. Call this method when the input has ended."""
         return [self._complete(b"")] if self._rest or self.is_overlong else []
 
     def _complete(self, end: bytes) -> Line:

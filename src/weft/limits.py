@@ -20,10 +20,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     # Size of one message.
-    body_bytes: int = 4 * MIB  # a request body; a larger one is answered with 413 before it is buffered
+    body_bytes: int = 4 * MIB  # an HTTP request body; a larger body is answered with 413 before it is buffered
     line_bytes: int = 4 * MIB  # a line on stdin
     json_depth: int = 128  # nesting of arrays and objects
-    json_values: int = 500_000  # values in a message; an array, an object and a value with a name count ten times
+    json_values: int = 500_000  # values in a message; an array, an object and an object member count ten times
     number_digits: int = 1000  # digits of one number; CPython refuses to print more than 4,300
     id_bytes: int = 256  # a string id, or a progress token; integers stay within ±2**53
     uri_bytes: int = 8 * 1024
@@ -34,23 +34,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     head_seconds: float = 10.0  # to receive the head of a request (with Weft's own runner)
     body_seconds: float = 30.0  # to receive the whole body of a request
     write_seconds: float = 10.0  # to write to a peer that does not read
-    drain_seconds: float = 5.0  # for requests in flight at shutdown
-    ask_seconds: float = 600.0  # for the answer to a question to the user
+    drain_seconds: float = 5.0  # for running requests to finish when the server stops
+    ask_seconds: float = 600.0  # for a client to answer a question of the server
     keep_alive_seconds: float = 15.0  # between two keep-alive messages on an open stream
-    stdio_linger_seconds: float = 50e-6  # how long stdio polls for the next line before it sleeps; 0: no polling
+    stdio_linger_seconds: float = 50e-6  # how long stdio polls for the next line before it waits; 0: no polling
 
-    # Number at the same time.
+    # Maximum numbers at the same time.
     in_flight: int = 1000  # requests in the process
-    bodies_bytes: int = 64 * MIB  # large bodies being read or queued; one peer may use what others leave free
+    bodies_bytes: int = 64 * MIB  # large bodies being read or queued; a peer may use half of what others leave free
     large_messages_per_peer: int = 64  # queued large bodies of one principal or address
     in_flight_per_connection: int = 100  # requests on one stdio pipe, or of one session
-    pipelined_requests: int = 32  # requests of one HTTP connection that are read ahead
+    pipelined_requests: int = 32  # requests of one HTTP connection that are read before the first is answered
     threads: int = 40  # sync handlers running at the same time
     listen_streams: int = 1024  # open `subscriptions/listen` streams
-    listen_streams_per_peer: int = 16  # of one principal or address
+    listen_streams_per_peer: int = 16  # open listen streams of one principal or address
     listen_uris: int = 1024  # resources that one stream or one session subscribes to
-    listen_uris_bytes: int = 64 * 1024  # length of their URIs together
-    batch: int = 100  # messages in one array, in revisions that have arrays
+    listen_uris_bytes: int = 64 * 1024  # total length of these URIs
+    batch: int = 100  # messages in one batch (array), in protocol versions that have batches
     input_rounds: int = 32  # rounds of questions in one call
     asks_per_call: int = 100  # questions of one call, in all rounds
 
@@ -60,20 +60,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # Sessions of clients that begin with a handshake.
     sessions: int = 10_000  # if there are more, the session that was idle longest ends
-    sessions_per_peer: int = 100  # of one principal or address
-    introduction_bytes: int = 64 * 1024  # name and capabilities of a client, kept with its session
-    session_unused_seconds: float = 60.0  # after which a session ends if no request has followed its handshake
-    session_idle_seconds: float = 1800.0  # after which a session ends if it has no request in flight and no open stream
-    replay_seconds: float = 300.0  # how long events of a stream are kept for resumption
-    replay_events: int = 256  # kept events of one stream
-    replay_bytes: int = 64 * MIB  # kept events of all streams together
+    sessions_per_peer: int = 100  # sessions of one principal or address
+    introduction_bytes: int = 64 * 1024  # name and capabilities of a client, stored with its session
+    session_unused_seconds: float = 60.0  # until a session ends if no request has followed its handshake
+    session_idle_seconds: float = 1800.0  # until a session ends if it has no running request and no open stream
+    replay_seconds: float = 300.0  # how long events of a stream are stored, for clients that reconnect
+    replay_events: int = 256  # stored events of one stream
+    replay_bytes: int = 64 * MIB  # stored events of all streams together
 
     # State of a call between its rounds.
     state_bytes: int = 16 * 1024  # the encrypted journal (`requestState`)
     input_responses: int = 64  # answers in one request
 
     # Errors that are sent to a peer.
-    error_issues: int = 10  # problems listed in one error
+    error_issues: int = 10  # invalid values that one error lists
     error_bytes: int = 4 * 1024
 
 
@@ -89,28 +89,28 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     # Time, in seconds.
     connect_seconds: float = 10.0  # to connect, with TLS
-    probe_seconds: float = 5.0  # for the answer of a child process to the first request of an era it may not know
-    request_seconds: float = 60.0  # for one request; each progress message restarts it
+    probe_seconds: float = 5.0  # for a child process to answer the first request, which it may not understand
+    request_seconds: float = 60.0  # for one request; each progress message restarts this time
     total_seconds: float = 600.0  # for one request in total, with all progress messages
-    ask_seconds: float = 600.0  # for your function to answer a question of the server
-    silence_seconds: float = 60.0  # without a message, after which a stream that sends keep-alives counts as lost
-    idle_seconds: float = 4.0  # how long an unused HTTP connection is kept; Node.js servers close theirs after 5 s
+    ask_seconds: float = 600.0  # for the program's function to answer a question of the server
+    silence_seconds: float = 60.0  # without a message, until a stream that sends keep-alives counts as lost
+    idle_seconds: float = 4.0  # how long an unused HTTP connection stays open; Node.js servers close it after 5 s
     close_seconds: float = 2.0  # to end a session; also for each step of ending a child process
 
     # Size of one message.
     message_bytes: int = 64 * MIB  # a decompressed answer; a line of a child process
     event_bytes: int = 16 * MIB  # one server-sent event
-    json_values: int = 5_000_000  # values in a message; an array, an object and a value with a name count ten times
+    json_values: int = 5_000_000  # values in a message; an array, an object and an object member count ten times
 
     # Numbers.
     pages: int = 250  # pages of one list
     rounds: int = 10  # rounds of questions before a call is answered
     input_requests: int = 64  # questions in one round
     asks_at_once: int = 16  # questions of the server that are answered at the same time
-    asks_waiting: int = 256  # questions queued behind them; more are refused
-    asks_bytes: int = 32 * MIB  # size of all of these together; more are refused
+    asks_waiting: int = 256  # further questions that wait; more are refused
+    asks_bytes: int = 32 * MIB  # total size of these questions; more are refused
     asks_per_minute: int = 600  # questions of the server; more are refused
-    completions_per_second: int = 20  # completion requests to a server; more wait
+    completions_per_second: int = 20  # completion requests to a server; further requests wait
     redirects: int = 3  # redirects, all on the same origin
     resumptions: int = 5  # consecutive reconnections of a broken stream without a new event
     changes_kept: int = 1024  # changes that the program has not read yet; if there are more, the oldest are dropped

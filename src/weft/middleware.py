@@ -1,4 +1,4 @@
-"""The types of middleware: a `Middleware` is a function; `Next` is the function that it calls to continue."""
+"""The types for middleware: `Middleware` is the type of the function; `Next` is the type of its `next` parameter."""
 
 from weft.server.api.context import Middleware
 from weft.server.runtime.dispatch import Next

@@ -1,7 +1,7 @@
 """Define the protocol's messages as structs, one set for all revisions.
 
-Names are those of the specification, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
-revision does not have. Each module lists its public structs.
+Names are those of the specification, in snake_case; on the wire they are in camelCase. Before a message is sent, the
+era removes fields that the protocol version does not have. Each module lists its public structs in `__all__`.
 """
 
 from weft.types import base, features, interaction, lifecycle

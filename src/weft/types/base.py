@@ -28,10 +28,11 @@ SUBSCRIPTION_ID_KEY = "io.modelcontextprotocol/subscriptionId"
 
 
 class _WireMeta(msgspec.StructMeta):
-    """A metaclass that makes msgspec encode defaults too, except None and UNSET, which mean that a field is absent.
+    """A metaclass that makes msgspec encode values that equal their default, except None and UNSET.
 
-    With `omit_defaults`, msgspec leaves out every value that equals its default. A field `strength: int = 0` would not
-    be sent if it is 0, although the peer may require it. A class that itself sets `omit_defaults` is not changed.
+    With `omit_defaults`, msgspec leaves out every value that equals its default. So a field `strength: int = 0` would
+    not be sent if its value is 0, although the peer may require this field. The metaclass does not change a class that
+    sets `omit_defaults` itself.
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -42,7 +43,7 @@ class _WireMeta(msgspec.StructMeta):
 
 
 def _annotated(namespace: Mapping[str, Any]) -> set[str]:
-    """Return the names that a class body annotates. Since Python 3.14, a function has to be called for them."""
+    """Return the names of the annotated fields in the namespace of a class body."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -53,7 +54,10 @@ def _annotated(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def _written(default: Any) -> Any:
-    """Return a field with a factory for its default: msgspec does not leave out values that come from a factory."""
+    """Return the default of a field as a default factory. Returns None, UNSET and a missing default unchanged.
+
+    With a factory, msgspec also encodes a value that equals the default.
+    """
     spec: Any = default if type(default) is _Field else field(default=default)
     value, made_by = spec.default, spec.default_factory
     if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):
@@ -63,7 +67,7 @@ def _written(default: Any) -> Any:
         return value
 
     def make() -> Any:
-        return made_by() if value is NODEFAULT else copy(value)  # each object needs its own list
+        return made_by() if value is NODEFAULT else copy(value)  # each object needs a separate list
 
     return field(default_factory=hand_out if isinstance(value, (str, int)) else make, name=spec.name)
 
@@ -72,11 +76,11 @@ _Field = cast("type[Any]", type(field()))
 
 
 class Struct(msgspec.Struct, metaclass=_WireMeta, rename="camel", omit_defaults=True):
-    """The base of all wire types. Names are camelCase on the wire; fields that are None or UNSET are left out."""
+    """The base class of all message types. Names are camelCase in JSON; fields that are None or UNSET are left out."""
 
 
 class Annotations(Struct):
-    """Hints for a client about how to show and rank an object."""
+    """Hints for a client: for whom an object is, how important it is, and when it was changed."""
 
     audience: list[Role] | None = None
     priority: float | None = None
@@ -84,7 +88,7 @@ class Annotations(Struct):
 
 
 class Icon(Struct):
-    """A picture that a client may show."""
+    """An icon that a client may show. `src` is its URL."""
 
     src: str
     mime_type: str | None = None
@@ -93,7 +97,7 @@ class Icon(Struct):
 
 
 class Implementation(Struct):
-    """Name and version of a piece of software."""
+    """The name and version of a client or server."""
 
     name: str
     version: str
@@ -104,26 +108,26 @@ class Implementation(Struct):
 
     @property
     def display_name(self) -> str:
-        """Return the name to show to people."""
+        """Return the name to show to users: the title, or the name if there is no title."""
         return self.title or self.name
 
 
 class Result(Struct, kw_only=True):
-    """The base of all results. The era sets `result_type`."""
+    """The base class of all results. The era sets `result_type` if its protocol versions require it."""
 
     result_type: str | None = None
     meta: Meta | None = field(name="_meta", default=None)
 
 
 class CacheableResult(Result, kw_only=True):
-    """The base of all results that a client may cache, for `ttl_ms` milliseconds."""
+    """The base class of results that a client may cache for `ttl_ms` milliseconds."""
 
     ttl_ms: int | None = None
     cache_scope: CacheScope | None = None
 
 
 class PageResult(CacheableResult, kw_only=True):
-    """The base of all results that are one page of a list. `next_cursor` requests the next page."""
+    """The base class of results that are one page of a list. A client requests the next page with `next_cursor`."""
 
     next_cursor: str | None = None
 

@@ -1,4 +1,4 @@
-"""Describe content, tools, resources and prompts on the wire."""
+"""Define the message types for content, tools, resources, prompts and completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TextContent(Struct, tag="text", tag_field="type"):
-    """A piece of text."""
+    """Text, as content of a message."""
 
     text: str
     annotations: Annotations | None = None
@@ -41,7 +41,7 @@ class TextContent(Struct, tag="text", tag_field="type"):
 
 
 class ImageContent(Struct, tag="image", tag_field="type"):
-    """An image; `data` is base64."""
+    """An image. `data` is encoded in base64."""
 
     data: str
     mime_type: str
@@ -50,7 +50,7 @@ class ImageContent(Struct, tag="image", tag_field="type"):
 
 
 class AudioContent(Struct, tag="audio", tag_field="type"):
-    """A sound; `data` is base64."""
+    """An audio recording. `data` is encoded in base64."""
 
     data: str
     mime_type: str
@@ -59,7 +59,7 @@ class AudioContent(Struct, tag="audio", tag_field="type"):
 
 
 class Resource(Struct):
-    """A resource as a client sees it."""
+    """The description of a resource, without its contents."""
 
     uri: str
     name: str
@@ -73,16 +73,16 @@ class Resource(Struct):
 
     @property
     def display_name(self) -> str:
-        """Return the name to show to people."""
+        """Return the name to show to users: the title, or the name if there is no title."""
         return self.title or self.name
 
 
 class ResourceLink(Resource, tag="resource_link", tag_field="type"):
-    """A pointer to a resource that can be read."""
+    """A link to a resource, as content of a message. The client can read the resource by its URI."""
 
 
 class ResourceContents(Struct):
-    """The contents of a resource: `text`, or `blob` in base64; never both."""
+    """The contents of a resource: either `text`, or binary data in `blob`, encoded in base64."""
 
     uri: str
     mime_type: str | None = None
@@ -92,7 +92,7 @@ class ResourceContents(Struct):
 
 
 class EmbeddedResource(Struct, tag="resource", tag_field="type"):
-    """A resource that is contained in a message."""
+    """The contents of a resource, as content of a message."""
 
     resource: ResourceContents
     annotations: Annotations | None = None
@@ -103,7 +103,7 @@ ContentBlock = TextContent | ImageContent | AudioContent | ResourceLink | Embedd
 
 
 class ToolAnnotations(Struct):
-    """Hints about what a tool does; a client trusts them only if it trusts the server."""
+    """Hints about what a tool does. A client should not rely on hints from a server that it does not trust."""
 
     title: str | None = None
     read_only_hint: bool | None = None
@@ -113,7 +113,7 @@ class ToolAnnotations(Struct):
 
 
 class Tool(Struct):
-    """A tool as a client sees it."""
+    """The description of a tool that a server sends to clients."""
 
     name: str
     input_schema: dict[str, Any]
@@ -126,25 +126,28 @@ class Tool(Struct):
 
     @property
     def display_name(self) -> str:
-        """Return the name to show to people."""
+        """Return the name to show to users: the title, the title in `annotations`, or the name."""
         return self.title or (self.annotations and self.annotations.title) or self.name
 
 
 class ListToolsResult(PageResult, kw_only=True):
-    """One page of tools."""
+    """The result of `tools/list`: one page of tools."""
 
     tools: list[Tool]
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
-    """The params of a tool call. `arguments` are decoded only if they are read; tools validate `raw_arguments`."""
+    """The params of `tools/call`.
+
+    `raw_arguments` is the JSON text of the arguments, which the tool validates. `arguments` decodes it on first access.
+    """
 
     name: str
     raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Return the decoded arguments. Middleware may change them; then the tool validates the changed ones."""
+        """Return the decoded arguments. If middleware changes this dict, the tool validates the changed arguments."""
         if self.raw_arguments is UNSET:
             return {}
         try:
@@ -156,12 +159,12 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
         return cast("dict[str, Any]", value)
 
     def forget_arguments(self) -> None:
-        """Discard all changes of the arguments, so that they are again as the client sent them."""
+        """Discard all changes that middleware made to `arguments`, and restore what the client sent."""
         cast("dict[str, Any]", self.__dict__).pop("arguments", None)
 
 
 class CallToolResult(Result, kw_only=True, omit_defaults=True):
-    """The result of a tool call. `structured_content` may be any JSON value, even null."""
+    """The result of `tools/call`. `structured_content` may be any JSON value, even null; UNSET if there is none."""
 
     content: list[ContentBlock]
     structured_content: Any = UNSET
@@ -169,7 +172,7 @@ class CallToolResult(Result, kw_only=True, omit_defaults=True):
 
 
 class ResourceTemplate(Struct):
-    """A family of resources whose URIs match a template (RFC 6570)."""
+    """The description of all resources whose URIs match one URI template (RFC 6570)."""
 
     uri_template: str
     name: str
@@ -182,48 +185,48 @@ class ResourceTemplate(Struct):
 
     @property
     def display_name(self) -> str:
-        """Return the name to show to people."""
+        """Return the name to show to users: the title, or the name if there is no title."""
         return self.title or self.name
 
 
 class ListResourcesResult(PageResult, kw_only=True):
-    """One page of resources."""
+    """The result of `resources/list`: one page of resources."""
 
     resources: list[Resource]
 
 
 class ListResourceTemplatesResult(PageResult, kw_only=True):
-    """One page of resource templates."""
+    """The result of `resources/templates/list`: one page of resource templates."""
 
     resource_templates: list[ResourceTemplate]
 
 
 class ReadResourceParams(InputParams, kw_only=True):
-    """A request to read a resource."""
+    """The params of `resources/read`: the URI of the resource."""
 
     uri: str
 
 
 class ReadResourceResult(CacheableResult, kw_only=True):
-    """The contents of a resource that was read."""
+    """The result of `resources/read`: the contents of the resource."""
 
     contents: list[ResourceContents]
 
 
 class ResourceUpdatedParams(NotificationParams, kw_only=True):
-    """The URI of a resource that changed."""
+    """The params of `notifications/resources/updated`: the URI of the resource that changed."""
 
     uri: str
 
 
 class SubscribeParams(RequestParams, kw_only=True):
-    """The resource that a session subscribes to, or unsubscribes from."""
+    """The params of `resources/subscribe` and `resources/unsubscribe`: the URI of the resource."""
 
     uri: str
 
 
 class PromptArgument(Struct):
-    """One argument of a prompt; its value is a string."""
+    """The description of one argument of a prompt. The value of the argument is always a string."""
 
     name: str
     title: str | None = None
@@ -232,7 +235,7 @@ class PromptArgument(Struct):
 
 
 class Prompt(Struct):
-    """A prompt as a client sees it."""
+    """The description of a prompt that a server sends to clients."""
 
     name: str
     title: str | None = None
@@ -243,7 +246,7 @@ class Prompt(Struct):
 
     @property
     def display_name(self) -> str:
-        """Return the name to show to people."""
+        """Return the name to show to users: the title, or the name if there is no title."""
         return self.title or self.name
 
 
@@ -255,34 +258,34 @@ class PromptMessage(Struct):
 
 
 class ListPromptsResult(PageResult, kw_only=True):
-    """One page of prompts."""
+    """The result of `prompts/list`: one page of prompts."""
 
     prompts: list[Prompt]
 
 
 class GetPromptParams(InputParams, kw_only=True):
-    """A request for a prompt with these arguments."""
+    """The params of `prompts/get`: the name of the prompt, and its arguments."""
 
     name: str
     arguments: dict[str, str] | None = None
 
 
 class GetPromptResult(Result, kw_only=True):
-    """The messages of a prompt, with the arguments filled in."""
+    """The result of `prompts/get`: the messages of the prompt, with the arguments filled in."""
 
     messages: list[PromptMessage]
     description: str | None = None
 
 
 class PromptReference(Struct, tag="ref/prompt", tag_field="type"):
-    """A reference to a prompt."""
+    """A reference to a prompt, in a request for completions."""
 
     name: str
     title: str | None = None
 
 
 class ResourceTemplateReference(Struct, tag="ref/resource", tag_field="type"):
-    """A reference to a resource template."""
+    """A reference to a resource template, in a request for completions. `uri` is the URI template."""
 
     uri: str
 
@@ -301,7 +304,7 @@ class CompleteContext(Struct):
 
 
 class CompleteParams(RequestParams, kw_only=True):
-    """A request for suggestions for the value of an argument."""
+    """The params of `completion/complete`: the argument for which the client wants suggestions."""
 
     ref: PromptReference | ResourceTemplateReference
     argument: CompleteArgument
@@ -309,7 +312,7 @@ class CompleteParams(RequestParams, kw_only=True):
 
 
 class Completion(Struct):
-    """At most 100 suggestions, the best first."""
+    """Suggestions for the value of an argument: at most 100, best first."""
 
     values: list[str]
     total: int | None = None
@@ -317,6 +320,6 @@ class Completion(Struct):
 
 
 class CompleteResult(Result, kw_only=True):
-    """The suggestions for an argument."""
+    """The result of `completion/complete`: suggestions for the value of an argument."""
 
     completion: Completion

@@ -1,4 +1,4 @@
-"""Define the server's requests to a client (elicitation, sampling, roots), and a client's subscriptions."""
+"""Define the messages of elicitation, sampling and roots, and of subscriptions to changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
-    """A model's request to call a tool."""
+    """A model's request to call a tool, as content of a sampling message."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
 
 
 class ToolResultContent(Struct, tag="tool_result", tag_field="type", omit_defaults=True):
-    """A tool's result for the model."""
+    """The result of a tool that the model called, as content of a sampling message."""
 
     tool_use_id: str
     content: list[ContentBlock]
@@ -40,7 +40,7 @@ SamplingContent = TextContent | ImageContent | AudioContent | ToolUseContent | T
 
 
 class SamplingMessage(Struct):
-    """One message of the conversation that the model continues."""
+    """One message of the conversation that a sampling request sends to the model."""
 
     role: Role
     content: SamplingContent | list[SamplingContent]
@@ -48,13 +48,13 @@ class SamplingMessage(Struct):
 
 
 class ModelHint(Struct):
-    """The name of a preferred model, or a part of the name."""
+    """A preference for models whose name contains `name`."""
 
     name: str | None = None
 
 
 class ModelPreferences(Struct):
-    """Preferences for the choice of a model. Priorities are from 0 to 1."""
+    """The server's preferences for the model that the client chooses. Priorities are numbers from 0 to 1."""
 
     hints: list[ModelHint] | None = None
     cost_priority: float | None = None
@@ -63,13 +63,13 @@ class ModelPreferences(Struct):
 
 
 class ToolChoice(Struct):
-    """Whether the model may, must or must not use tools."""
+    """Whether the model may ("auto"), must ("required") or must not ("none") use tools."""
 
     mode: Literal["auto", "required", "none"] | None = None
 
 
 class CreateMessageParams(Struct):
-    """A request to the client's model."""
+    """The params of `sampling/createMessage`: a request to the client's model."""
 
     messages: list[SamplingMessage]
     max_tokens: int
@@ -84,7 +84,7 @@ class CreateMessageParams(Struct):
 
 
 class CreateMessageResult(Struct):
-    """The answer of the client's model."""
+    """The result of `sampling/createMessage`: the answer of the client's model."""
 
     role: Role
     content: SamplingContent | list[SamplingContent]
@@ -94,7 +94,7 @@ class CreateMessageResult(Struct):
 
 
 class ElicitParams(Struct):
-    """A question to the user: to fill in a form (`requested_schema`), or to visit a page (`mode` is "url")."""
+    """The params of `elicitation/create`: a form for the user, or, if `mode` is "url", a web page to visit."""
 
     message: str
     mode: Literal["form", "url"] | None = None
@@ -104,14 +104,14 @@ class ElicitParams(Struct):
 
 
 class ElicitResult(Struct):
-    """The user's answer to a question."""
+    """The result of `elicitation/create`: the user's answer. `content` has the values of the form."""
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, str | int | float | bool | list[str] | None] | None = None
 
 
 class Root(Struct):
-    """A folder or file in which the server may work."""
+    """A folder or file that the client allows the server to use."""
 
     uri: str
     name: str | None = None
@@ -119,27 +119,27 @@ class Root(Struct):
 
 
 class ListRootsResult(Struct):
-    """The client's roots."""
+    """The result of `roots/list`: the client's roots."""
 
     roots: list[Root]
 
 
 class InputRequest(Struct):
-    """One question: `elicitation/create`, `sampling/createMessage` or `roots/list`, with its params."""
+    """One question to the client: `elicitation/create`, `sampling/createMessage` or `roots/list`, with its params."""
 
     method: str
     params: Any = UNSET
 
 
 class InputRequiredResult(Result, kw_only=True):
-    """A result that contains questions. The client sends the answers with its next call."""
+    """A result that contains questions to the client. The client repeats its call with the answers."""
 
     input_requests: dict[str, InputRequest] | None = None
     request_state: str | None = None
 
 
 class SubscriptionFilter(Struct):
-    """The changes that a client wants to be notified of: changes of lists, and of single resources by URI."""
+    """The changes that a client subscribes to: changes of lists, and of the resources with these URIs."""
 
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None
@@ -148,12 +148,12 @@ class SubscriptionFilter(Struct):
 
 
 class ListenParams(RequestParams, kw_only=True):
-    """A subscription to changes."""
+    """The params of `subscriptions/listen`: the changes that the client subscribes to."""
 
     notifications: SubscriptionFilter
 
 
 class AcknowledgedParams(NotificationParams, kw_only=True):
-    """The part of a subscription that the server accepted."""
+    """The params of `notifications/subscriptions/acknowledged`: the subscriptions that the server accepted."""
 
     notifications: SubscriptionFilter

@@ -1,4 +1,4 @@
-"""Define the params of every request, capabilities, discovery, the handshake, and notifications about a request."""
+"""Define the params of all requests, capabilities, discovery, the handshake, and progress, log and cancel messages."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ class RequestMeta(Struct):
 
 
 class RequestParams(Struct, kw_only=True):
-    """The params of every request."""
+    """The base class of the params of all requests."""
 
     meta: RequestMeta | None = field(name="_meta", default=None)
 
 
 class InputParams(RequestParams, kw_only=True):
-    """The params of a method whose result may contain questions. The client then calls again with the answers."""
+    """The params of a method whose result may contain questions to the client.
+
+    The client repeats the call with its answers in `input_responses`, and with the `request_state` of the result.
+    """
 
     input_responses: dict[str, msgspec.Raw] | None = None
     request_state: str | None = None
@@ -65,20 +68,23 @@ class PaginatedParams(RequestParams, kw_only=True):
 
 
 class RootsCapability(Struct):
-    """The client can list its roots."""
+    """The client can list its roots. If `list_changed` is true, it notifies the server when its roots change."""
 
     list_changed: bool | None = None
 
 
 class SamplingCapability(Struct):
-    """The client can sample from a model. If `context` or `tools` is set, requests may use context or tools."""
+    """The client can pass sampling requests to a model.
+
+    Requests may use `include_context` only if `context` is set, and `tools` only if `tools` is set.
+    """
 
     context: JsonObject | None = None
     tools: JsonObject | None = None
 
 
 class ElicitationCapability(Struct):
-    """The client can ask its user, by form or by URL. If neither is set, it supports only forms."""
+    """The client can ask its user with a form, or with a web page (`url`). If neither is set, it supports forms."""
 
     form: JsonObject | None = None
     url: JsonObject | None = None
@@ -95,7 +101,7 @@ class ClientCapabilities(Struct):
 
 
 class ListChangedCapability(Struct):
-    """The server has a list of features. If `list_changed` is true, it notifies clients when the list changes."""
+    """The server has tools or prompts. If `list_changed` is true, it notifies clients when their list changes."""
 
     list_changed: bool | None = None
 
@@ -103,8 +109,8 @@ class ListChangedCapability(Struct):
 class ResourcesCapability(Struct):
     """The server has resources.
 
-    If `subscribe` is true, clients can subscribe to a resource. If `list_changed` is true, the server notifies clients
-    when the list changes.
+    If `subscribe` is true, clients can subscribe to changes of a resource. If `list_changed` is true, the server
+    notifies clients when the list of resources changes.
     """
 
     subscribe: bool | None = None
@@ -124,7 +130,7 @@ class ServerCapabilities(Struct):
 
 
 class DiscoverResult(CacheableResult, kw_only=True):
-    """The server's description of itself: the result of `server/discover`."""
+    """The result of `server/discover`: the versions and capabilities of the server, and its instructions."""
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
@@ -132,7 +138,7 @@ class DiscoverResult(CacheableResult, kw_only=True):
 
 
 class InitializeParams(RequestParams, kw_only=True):
-    """The params of the handshake, with which a client introduces itself."""
+    """The params of `initialize`, the request of the handshake: the client's version, capabilities and name."""
 
     protocol_version: str
     capabilities: ClientCapabilities
@@ -140,7 +146,7 @@ class InitializeParams(RequestParams, kw_only=True):
 
 
 class InitializeResult(Result, kw_only=True):
-    """The result of the handshake, with which a server introduces itself and chooses the protocol version."""
+    """The result of `initialize`: the chosen protocol version, and the server's capabilities and name."""
 
     protocol_version: str
     capabilities: ServerCapabilities
@@ -155,14 +161,14 @@ class SetLevelParams(RequestParams, kw_only=True):
 
 
 class CancelledParams(NotificationParams, kw_only=True):
-    """The params of a cancellation: the id of the request, and the reason."""
+    """The params of `notifications/cancelled`: the id of the cancelled request, and the reason."""
 
     request_id: RequestId
     reason: str | None = None
 
 
 class ProgressParams(NotificationParams, kw_only=True):
-    """The progress of a request."""
+    """The params of `notifications/progress`: the progress of one request."""
 
     progress_token: ProgressToken
     progress: float | int
@@ -171,7 +177,7 @@ class ProgressParams(NotificationParams, kw_only=True):
 
 
 class LogMessageParams(NotificationParams, kw_only=True):
-    """One log message."""
+    """The params of `notifications/message`: one log message for the client."""
 
     level: LogLevel
     data: Any

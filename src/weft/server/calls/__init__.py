@@ -1,1 +1,1 @@
-"""Provide what one call needs: its client, its reply, its server, tasks and threads."""
+"""Provide what one call needs: its connection, its reply, the services of the server, tasks and threads."""

@@ -1,7 +1,7 @@
-"""Hold one request that is being served (`Call`), its `Reply`, and check the client capabilities that a call needs.
+"""Define `Call`, a request that is being served, and `Reply`, its output; check the client's capabilities.
 
-A feature declares with `needs=["elicitation.form"]` which capabilities its clients must have. They are checked before
-the handler runs: once a handler has reported progress, the response is a stream and its HTTP status cannot change.
+A feature declares with `needs=["elicitation.form"]` which capabilities a client must have. They are checked before the
+handler runs: once a handler has reported progress, the response is a stream and its HTTP status cannot change.
 """
 
 from __future__ import annotations
@@ -33,27 +33,30 @@ class Reply(Protocol):
 
     @property
     def answered(self) -> bool:
-        """Whether nothing more can be sent for this call: the answer is sent, or there will be none."""
+        """Whether the call has ended, with or without an answer, so that nothing more can be sent for it."""
         ...
 
     async def notify(self, message: bytes) -> None:
-        """Send an encoded notification of this call, before its answer."""
+        """Send an encoded notification that belongs to this call, before the answer."""
         ...
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Close the stream before the answer, if the protocol version allows it. The client reconnects later."""
+        """Close the stream before the answer, if the protocol version allows this.
+
+        The client reconnects after `retry_seconds` to get the answer.
+        """
         ...
 
     async def end(self) -> None:
-        """End the stream of this call, if it has one, without an answer."""
+        """End the stream of this call without an answer. Does nothing if the call has no separate stream."""
         ...
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Add a `WWW-Authenticate` challenge to the HTTP response of this call, if it has one."""
+        """Add a `WWW-Authenticate` header to the HTTP response of this call, if the call has a separate response."""
         ...
 
     def epilogue(self, message: bytes) -> None:
-        """Send a message after the answer, if the stream does not end with the answer."""
+        """Send `message` after the answer on stdio. Does nothing on HTTP, where the stream ends with the answer."""
         ...
 
 
@@ -63,15 +66,15 @@ class Call:
     Attributes that few calls need are created on first use.
     """
 
-    context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one.
+    context_type: ClassVar[type[Any]]  # The class `Context`; set by its module, which imports this module.
     params_seen = False  # Whether user code had access to the params and may have changed them.
     session: ClientChannel | None = None  # Session of the client, if there is one.
-    asker: Any = None  # The `Asker`, once the call has asked a question or brought answers.
-    blamed: str | None = None  # Description of the user's function that raised an exception.
-    own_connection: Connection | None = None  # Connection that was created for this call and ends with it.
-    replay: Any = None  # The `Replay` in debug mode: warns of side effects that would be repeated.
-    undo: Callable[[], None] | None = None  # Undoes the effects of the call if its answer is an error.
-    spends: str | None = None  # The `requestState` that this call uses up.
+    asker: Any = None  # The `Asker`; created when the call asks a question, or contains answers.
+    blamed: str | None = None  # Description of the user's function that raised an exception, for the log.
+    own_connection: Connection | None = None  # Connection that was created for this call and ends with the call.
+    replay: Any = None  # The `Replay` in debug mode, which warns of side effects that would be repeated.
+    undo: Callable[[], None] | None = None  # Undoes the effects of the call; called if the answer is an error.
+    spends: str | None = None  # The single-use `requestState` of this call, if it has one.
     questions: list[Question] | None = None  # Questions of this call, to find those that were not awaited.
     _cancellation: Cancellation | None = None
     _context: Any = None
@@ -97,13 +100,13 @@ class Call:
         self.reply = reply
         self.headers = headers  # None on stdio.
         self.token_info = token_info  # The verified caller, or None.
-        self._address = peer  # Host or pipe of the client; "" if there is only one client.
+        self._address = peer  # Address or pipe of the client; "" if there is only one client.
         self._connection = connection  # Connection of the session; None: created from the envelope on first use.
-        self._in_flight = in_flight  # Requests being served on the same pipe, for cancellations.
+        self._in_flight = in_flight  # Unanswered requests on the same pipe, to find the request that a client cancels.
 
     @property
     def connection(self) -> Connection:
-        """What is known about the client, and the channel to it."""
+        """The connection to the client of this call."""
         if self._connection is None:
             envelope = self.envelope
             self._connection = self.own_connection = Connection.from_envelope(
@@ -113,50 +116,50 @@ class Call:
 
     @property
     def cancellation(self) -> Cancellation:
-        """The cancellation of this call: whether, and why, it was cancelled."""
+        """The cancellation state of this call: whether and why the call was cancelled."""
         if self._cancellation is None:
             self._cancellation = Cancellation()
         return self._cancellation
 
     @cached_property
     def progress_pace(self) -> Pace:
-        """Rate limit of progress notifications."""
+        """Rate limit of the progress notifications of this call."""
         return Pace(self.services.limits.progress_per_second)
 
     @cached_property
     def log_pace(self) -> Pace:
-        """Rate limit of log messages to the client."""
+        """Rate limit of the log messages that this call sends to the client."""
         return Pace(self.services.limits.log_messages_per_second)
 
     @property
     def method(self) -> str:
-        """The name of the method."""
+        """The name of the called method, such as "tools/call"."""
         return self.envelope.method.name
 
     @property
     def context(self) -> Any:
-        """The context of this call. Middleware and handler share it."""
+        """The `Context` of this call. Middleware and handler get the same object."""
         if self._context is None:
             self._context = self.context_type(self)
         return self._context
 
     @property
     def knows_client(self) -> bool:
-        """Whether the client's capabilities are known: sent with the call, or stored in a session."""
+        """Whether the server knows the client's capabilities, from this call or from the session."""
         return self.session is not None or not self.era.remembers
 
     @property
     def principal(self) -> str | None:
-        """Identity of the verified caller as one text; None without a token."""
+        """The verified identity of the caller as one string; None without a token."""
         return None if self.token_info is None else self.token_info.principal
 
     @property
     def peer(self) -> str:
-        """Key under which limits count this client: its principal, address or network."""
+        """The key of this client in counters for limits: its principal, address or network."""
         return peer_of(self._address, self.token_info)
 
     def client_supports(self, capability: str) -> bool:
-        """Return whether the client declared a capability, named by its path: `"elicitation.url"`."""
+        """Return whether the client declared a capability. `capability` is a path, such as "elicitation.url"."""
         head, _, rest = capability.partition(".")
         part: Any = declared(self.envelope.client_capabilities).get(head)
         if part is not None and rest:
@@ -166,17 +169,17 @@ class Call:
     def end(self) -> None:
         """Break reference cycles, so that the memory of the request is freed without the garbage collector.
 
-        `asker` stays: it has no strong reference to the call, and tasks of the handler may still need its `once`.
+        `asker` is not removed: it has no strong reference to the call, and tasks of the handler may still use it.
         """
         self._context = self.questions = None
 
     def seal(self, result: Result) -> Result:
-        """Return a copy of a result in the form that the protocol version of this call has."""
+        """Return a copy of a result in the format of this call's protocol version."""
         return self.era.seal(result, self.services.offer, self.envelope.revision)
 
     @property
     def described(self) -> str:
-        """Method of the call, and name of the tool, resource or prompt, for error messages."""
+        """The method, and the name of the tool, resource or prompt if there is one, for error messages."""
         mirrored = self.envelope.method.mirrored
         return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method
 
@@ -187,7 +190,9 @@ _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roo
 
 
 def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the capabilities of the option `needs`; raise UsageError if one does not exist.
+    """Return the option `needs` as a tuple; raise UsageError if it names a capability that does not exist.
+
+    `where` names the feature in error messages.
 
     >>> check_needs(["elicitation.form", "sampling"], "Tool 'book'")
     ('elicitation.form', 'sampling')
@@ -207,14 +212,14 @@ def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def check_hide(hide: bool, needs: Sequence[str], where: str) -> bool:  # noqa: FBT001 - an option of the user
-    """Return the option `hide`; raise UsageError if it is True although `needs` is empty."""
+    """Return the option `hide`; raise UsageError if `hide` is True and `needs` is empty."""
     if hide and not needs:
         raise UsageError(f"{where} has hide=True without needs=, so it is never hidden. Give needs=, or remove hide=.")
     return hide
 
 
 def require_needs(call: Call, needs: Sequence[str]) -> None:
-    """Raise `MissingCapability` if the client did not declare all of these capabilities."""
+    """Raise `MissingCapability` if the client of a call did not declare all capabilities in `needs`."""
     for need in needs:
         if not call.client_supports(need):
             head, _, part = need.partition(".")
@@ -224,8 +229,8 @@ def require_needs(call: Call, needs: Sequence[str]) -> None:
 def not_declared(call: Call, purpose: str, need: str, required: Mapping[str, Any]) -> MissingCapability:
     """Return the error for a client that did not declare the capability `need`, such as "elicitation.form".
 
-    `purpose` says what the capability is needed for, and `required` is the capability as JSON for the error's data. If
-    the server cannot know the capabilities, because it runs without sessions, the error says that.
+    `purpose` says for what the capability is needed. `required` is the capability as JSON, for the data of the error.
+    If the server runs without sessions and therefore does not know the capabilities, the error says this.
     """
     if not call.knows_client:
         return MissingCapability(

@@ -1,7 +1,7 @@
-"""Publish changes of feature lists and resources, and keep them for each peer until they are sent.
+"""Publish changes of feature lists and resources, and store them for each peer until they are sent.
 
-`Changes` is the hub of one server. A `ChangeInbox` holds the changes that one peer was not notified of yet; sessions,
-listen streams and pipes each have one.
+`Changes` distributes the changes of one server. A `ChangeInbox` holds the changes that one peer was not notified of
+yet. Each session, listen stream and pipe has an inbox.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from weft.types.features import ResourceUpdatedParams
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
-MOST_UNTOLD = 1024  # pending changes of one peer; with more, a changed part is reported as a change of the whole
+# Pending changes of one peer. If there are more, the change of a part is reported as a change of the whole resource.
+MOST_UNTOLD = 1024
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One change of a list, or, if `kind` is `resource`, of the contents of the resource `uri`.
+    """A change of a feature list, or of one resource.
 
-    `part_of` is the URI of a resource that contains the changed one. Its subscribers are notified too.
+    If `kind` is "resource", the contents of the resource `uri` have changed. `part_of` is the URI of a larger resource
+    that contains this resource. Subscribers of the larger resource are notified too.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
     True
@@ -36,18 +38,18 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     kind: ChangeKind
     uri: str | None = None
-    part_of: str | None = None  # the resource that contains this one: its subscribers are notified too
+    part_of: str | None = None  # URI of a larger resource that contains this resource
 
     def concerns(self, uris: Container[str | None]) -> bool:
-        """Return whether a subscriber of `uris` must be notified. The change of a list concerns every peer."""
+        """Return whether a client that subscribed to `uris` must be notified. Always True for the change of a list."""
         return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
 @dataclass(slots=True, eq=False)
 class ChangeInbox:
-    """The changes that one peer was not notified of yet, each once, in the order they came.
+    """The changes that one peer was not notified of yet, without duplicates, oldest first.
 
-    It is used in one event loop: `Changes` puts changes into the inbox, and `wake` is called after each.
+    An inbox is used in only one event loop. It calls `wake` after each change that was added.
     """
 
     _accepts: Callable[[Change], bool]
@@ -59,9 +61,9 @@ class ChangeInbox:
         return len(self._pending)
 
     def put(self, change: Change) -> None:
-        """Add a change, if this peer has to be notified of it.
+        """Add a change, if this peer has to be notified of the change.
 
-        The inbox of a slow reader stays small: when it has `MOST_UNTOLD` changes, the change of a part of a resource is
+        The inbox of a slow peer stays small: when it has `MOST_UNTOLD` changes, the change of a part of a resource is
         added as a change of the whole resource, unless the peer subscribed to the part itself.
         """
         if not self._accepts(change):
@@ -73,7 +75,7 @@ class ChangeInbox:
         self._wake()
 
     def take(self) -> Change | None:
-        """Remove and return the oldest change; None if there is none."""
+        """Remove and return the oldest change; return None if the inbox is empty."""
         for change in self._pending:
             del self._pending[change]
             return change
@@ -83,8 +85,8 @@ class ChangeInbox:
 class Changes:
     """Publishes every change to all listeners and inboxes.
 
-    Listeners are called in the thread that publishes, in the order they subscribed. They must not block and must not
-    expect an event loop. Inboxes get the change in their event loop.
+    Listeners are called in the thread that publishes the change, in the order they subscribed. They must not block, and
+    must work without an event loop. Each inbox gets the change in the event loop of the inbox.
 
     >>> changes, published = Changes(), []
     >>> changes.subscribe(published.append)
@@ -103,7 +105,7 @@ class Changes:
         self._listeners.append(listener)
 
     def open_inbox(self, inbox: ChangeInbox) -> None:
-        """Put every change from now on into an inbox, in the event loop that is running now."""
+        """Put every change from now on into an inbox. The inbox belongs to the current event loop."""
         with self._lock:
             self._inboxes[inbox] = asyncio.get_running_loop()
 
@@ -132,7 +134,7 @@ class Changes:
 
 
 def encode_change(change: Change, meta: dict[str, Any] | None = None) -> bytes:
-    """Encode the notification of a change.
+    """Return the encoded notification of a change, with `meta` as its `_meta`.
 
     >>> encode_change(Change("tools"))
     b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'

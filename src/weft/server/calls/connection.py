@@ -1,8 +1,8 @@
-"""Hold what the server knows about one client: its `Connection`, and its verified caller (`TokenInfo`).
+"""Define what the server knows about one client: its `Connection`, and its identity from a token (`TokenInfo`).
 
-Every Context has a Connection. In the stateless era it is created from the envelope of a request, is ready at once
-and ends with the request. In the session era it is created before the handshake and lives as long as the session. The
-two factories, `from_envelope` and `for_loop`, differ only in the values that they fill in.
+Every Context has a Connection. In the stateless era, a Connection is created from the envelope of a request, is ready
+at once and ends with the request. In the session era, it is created before the handshake and lives as long as the
+session. The two factories, `from_envelope` and `for_loop`, differ only in the values that they fill in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("weft.connection")
 
 T = TypeVar("T")
 
-Params: TypeAlias = Mapping[str, Any] | None  # of a message to the client
+Params: TypeAlias = Mapping[str, Any] | None  # params of a message to the client
 OnProgress: TypeAlias = Callable[[ProgressParams], None]
 
 COMPLETE = "notifications/elicitation/complete"
@@ -38,7 +38,7 @@ _NO_CAPABILITIES = ClientCapabilities()
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
-    """The verified caller: the subject of its token, and if they are known, the issuer and the client."""
+    """The verified identity of a caller, from its token: the subject and, if known, the issuer and the client."""
 
     subject: str
     client_id: str | None = None
@@ -52,7 +52,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
     @property
     def principal(self) -> str:
-        """Identity of the caller. Two callers are the same only if subject, issuer and client are all equal."""
+        """Identity of the caller as one string, which is made of the issuer, the client and the subject."""
         pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
         return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
 
@@ -73,12 +73,12 @@ def as_time(value: object) -> float | None:
 
 
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
-    """Return the key under which limits count a client: its verified principal, else its address or network."""
+    """Return the key of a client in counters for limits: its principal (with a token), else its address or network."""
     return network_of(address) if token_info is None else f"principal {token_info.principal}"
 
 
 def _as_set(scopes: object) -> frozenset[str]:
-    """Convert scopes to a frozenset. Raises UsageError if they are no list, tuple or set of strings."""
+    """Convert scopes to a frozenset. Raises UsageError unless `scopes` is a list, tuple or set of strings."""
     if isinstance(scopes, list | tuple | set | frozenset):
         listed = cast("Collection[object]", scopes)
         if all(isinstance(scope, str) for scope in listed):
@@ -87,7 +87,7 @@ def _as_set(scopes: object) -> frozenset[str]:
 
 
 class Outbound:
-    """The channel for messages that the server sends outside of a call. This base class has no way to the client."""
+    """The channel for messages that the server sends outside of a call. This base class cannot send anything."""
 
     __slots__ = ()
 
@@ -99,11 +99,11 @@ class Outbound:
     async def send_raw_request(
         self, method: str, params: Params, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
-        """Send a request and return its result. Raises `NoBackChannelError` if nothing can be sent."""
+        """Send a request and return its result. Raises `NoBackChannelError` if the channel cannot send requests."""
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Params = None) -> None:
-        """Send a notification, or drop it if nothing can be sent."""
+        """Send a notification. Drops the notification if the channel cannot send it."""
         log.debug("%s dropped: no channel to this peer", method)
 
 
@@ -117,13 +117,13 @@ class Cancellation:
     task: asyncio.Task[Any] | None = None
     cancelled: bool = False
     reason: str | None = None
-    told: ProtocolError | None = None  # Error to answer with; None: no answer is needed.
+    told: ProtocolError | None = None  # Error response for the client; None: no response is sent.
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Cancel the request. A second call does nothing.
 
-        `reason` is only stored, as an attribute. The request is answered with the error `told`, or not at all if `told`
-        is None.
+        `reason` is only stored as an attribute. `told` is the error response for the client. If `told` is None, no
+        response is sent.
         """
         if not self.cancelled:
             self.cancelled = True
@@ -135,7 +135,9 @@ class Cancellation:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Connection:
-    """The facts about one client, and the channel to it. Create it with `from_envelope` or `for_loop`.
+    """The facts about one client, and the channel to this client.
+
+    Create a connection with `from_envelope` or `for_loop`.
 
     >>> from weft.types.lifecycle import RootsCapability
     >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
@@ -144,17 +146,17 @@ class Connection:
     """
 
     protocol_version: str  # From the handshake, or from the request.
-    client_info: Implementation | None  # For information only.
-    client_capabilities: ClientCapabilities  # Known even if `client_info` is None.
+    client_info: Implementation | None  # Name and version of the client; for information only.
+    client_capabilities: ClientCapabilities  # Capabilities that the client declared.
     outbound: Outbound
     in_flight: dict[RequestId, Cancellation]  # Requests of this client that are being served, by id.
     is_ready: bool  # Whether the client has confirmed the handshake, or no handshake is needed.
     # Unique id of the connection. Without a session, each call has a separate connection.
     connection_id: str = field(default_factory=lambda: os.urandom(16).hex())
     handshake_done: bool = False  # Whether `initialize` was answered; a second one is refused.
-    is_changed: bool = False  # Whether there are changes that are not stored in the session's record yet.
+    is_changed: bool = False  # Whether the connection has changed since the session's record was stored.
     log_level: LogLevel | None = None
-    # Values that handlers keep for the life of the connection, in this process.
+    # Values that handlers store for the lifetime of the connection, in this process only.
     state: dict[str, Any] = field(default_factory=dict[str, Any])
     subscribed_uris: set[str] = field(default_factory=set[str])  # Resources that the client of a session subscribed to.
     _exit_stack: AsyncExitStack | None = None
@@ -170,9 +172,9 @@ class Connection:
         outbound: Outbound = NO_CHANNEL,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """Return a connection with what one request says about its client. It is ready at once.
+        """Return a connection with the facts that one request contains about its client. No handshake is needed.
 
-        Connections that share one pipe share `in_flight`, so that a cancellation finds its request.
+        Connections on the same pipe share `in_flight`, so that a cancellation can find the request that it names.
         """
         capabilities = client_capabilities or _NO_CAPABILITIES
         shared = {} if in_flight is None else in_flight
@@ -186,7 +188,7 @@ class Connection:
         connection_id: str | None = None,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """Return a connection that is ready after a handshake."""
+        """Return a connection to a client that has not done the handshake yet."""
         shared = {} if in_flight is None else in_flight
         unique_id = connection_id or os.urandom(16).hex()
         return cls("", None, _NO_CAPABILITIES, outbound, shared, is_ready=False, connection_id=unique_id)
@@ -198,7 +200,7 @@ class Connection:
 
     @property
     def initialize_accepted(self) -> bool:
-        """Whether requests are accepted: the handshake was answered, or is not needed."""
+        """Whether the client may send requests: the handshake was answered, or is not needed."""
         return self.is_ready or self.handshake_done
 
     @property
@@ -213,7 +215,7 @@ class Connection:
     def complete_handshake(
         self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
     ) -> None:
-        """Store the facts that the client sent in the handshake, and the agreed version."""
+        """Store what the client sent in the handshake, and the protocol version that was agreed on."""
         self.protocol_version = protocol_version
         self.client_info = client_info
         self.client_capabilities = client_capabilities
@@ -221,12 +223,12 @@ class Connection:
         self.is_changed = True
 
     def reset_handshake(self) -> None:
-        """Reset the facts of a handshake that failed, so that the client can repeat it."""
+        """Delete the values of a handshake that failed, so that the client can repeat the handshake."""
         self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
         self.handshake_done = self.is_changed = False
 
     def set_initialized(self) -> None:
-        """Record that `notifications/initialized` was received."""
+        """Record that the client sent `notifications/initialized`."""
         self.is_changed = self.is_changed or not self.is_ready
         self.is_ready = True
         if self._initialized is not None:
@@ -234,13 +236,13 @@ class Connection:
 
     @property
     def exit_stack(self) -> AsyncExitStack:
-        """Exit stack that is unwound when the connection ends."""
+        """Exit stack that is closed when the connection ends."""
         if self._exit_stack is None:
             self._exit_stack = AsyncExitStack()
         return self._exit_stack
 
     def check_capability(self, capability: ClientCapabilities) -> bool:
-        """Return whether the client declared at least `capability`.
+        """Return whether the client declared every capability that is set in `capability`.
 
         >>> from weft.types.lifecycle import RootsCapability
         >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
@@ -252,9 +254,10 @@ class Connection:
     async def send_raw_request(
         self, method: str, params: Params = None, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
-        """Send a request outside of a call. Raises `NoBackChannelError` if there is no channel.
+        """Send a request outside of a call, and return its result. Raises `NoBackChannelError` if there is no channel.
 
-        `on_progress` is called with each progress notification of the client. Each one also extends the timeout.
+        `on_progress` is called with each progress notification of the client. Each notification also extends the
+        timeout.
         """
         return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
 
@@ -265,9 +268,9 @@ class Connection:
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
 
     async def list_roots(self, *, timeout: float | None = None) -> list[Root]:
-        """Ask the client for its roots outside of a call; within a call, use `ctx.list_roots`.
+        """Ask the client for its roots, outside of a call. Within a call, use `ctx.list_roots` instead.
 
-        Raises the errors of `send_raw_request`, and `QuestionFailed` for a malformed answer.
+        Raises the same errors as `send_raw_request`, and `QuestionFailed` for a malformed answer.
         """
         try:
             return (await self.send_request("roots/list", None, ListRootsResult, timeout=timeout)).roots
@@ -275,11 +278,11 @@ class Connection:
             raise QuestionFailed("The client's answer cannot be used: it is no list of roots.") from None
 
     async def ping(self, *, timeout: float | None = None) -> None:
-        """Check that the client answers. Raises the errors of `send_raw_request`."""
+        """Send a ping and wait for the answer. Raises the same errors as `send_raw_request`."""
         await self.send_raw_request("ping", timeout=timeout)
 
     async def notify(self, method: str, params: Params = None) -> None:
-        """Send a notification if possible. Never raises."""
+        """Send a notification to the client outside of a call. Never raises: an error is only logged."""
         try:
             await self.outbound.notify(method, params)
         except Exception as error:  # noqa: BLE001 - a broken stream is not the caller's fault
@@ -287,19 +290,19 @@ class Connection:
 
     @property
     def supports_pages(self) -> bool:
-        """Whether the client declared that it can send its user to pages (`elicitation.url`)."""
+        """Whether the client can ask its user to open a web page (the capability `elicitation.url`)."""
         return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
 
     async def notify_complete(self, page: str) -> None:
-        """Notify the client, if it supports pages, that the user has finished on the page. Never raises.
+        """Notify the client that the user has finished on a web page. Never raises.
 
-        `page` is the id of the page.
+        `page` is the `elicitationId` of the page. Does nothing if the client does not support web pages.
         """
         if self.supports_pages:
             await self.notify(COMPLETE, {"elicitationId": page})
 
     async def close(self) -> None:
-        """Unwind the exit stack, even if the calling task is cancelled meanwhile."""
+        """Close the exit stack. This is completed even if the calling task is cancelled meanwhile."""
         if self._exit_stack is None:
             return
         stack, self._exit_stack = self._exit_stack, None
@@ -319,7 +322,7 @@ async def _unwind(stack: AsyncExitStack) -> None:
 
 
 def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
-    """Return the capabilities of a client as JSON, with defaults filled in: `elicitation: {}` means forms.
+    """Return the capabilities of a client as JSON. An empty `elicitation` is returned as support for forms.
 
     >>> from weft.types.lifecycle import ElicitationCapability
     >>> declared(ClientCapabilities(elicitation=ElicitationCapability()))
@@ -332,7 +335,7 @@ def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
 
 
 def _covers(declared: Any, wanted: Any) -> bool:
-    """Return whether `declared` contains `wanted`, recursively. A False in `wanted` may be absent in `declared`."""
+    """Return whether the JSON value `declared` contains `wanted`, recursively. False in `wanted` matches any value."""
     if is_object(wanted):
         return is_object(declared) and all(_covers(declared.get(key), value) for key, value in wanted.items())
     if is_array(wanted):

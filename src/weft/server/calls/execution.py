@@ -1,7 +1,7 @@
-"""Run the user's functions: coroutines without a new task until they first wait, plain (sync) functions in threads.
+"""Run the user's functions: async functions without a new task if possible, sync functions in threads.
 
-Most calls never wait, so they need no task and no timer. Therefore the first step of a coroutine runs directly. If the
-coroutine waits, the rest of it is a `PendingCoroutine`:
+Most calls never wait, so they need no task and no timer. Therefore a coroutine runs directly until it first waits. If
+it waits, a `PendingCoroutine` continues it:
 
     coroutine = work()
     try:
@@ -10,7 +10,7 @@ coroutine waits, the rest of it is a `PendingCoroutine`:
         return done.value
     return await PendingCoroutine(coroutine, awaited)
 
-An `EagerTaskStarter` does this where no task is running. Plain functions run in a pool of threads of limited size. A
+An `EagerTaskStarter` does this where no task is running. Sync functions run in a pool of threads of limited size. A
 thread cannot be stopped: it occupies the pool until its function returns, even if the call was cancelled.
 """
 
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class PendingCoroutine(Generic[T]):
-    """An awaitable that runs the rest of a coroutine, which waits for `awaited` now.
+    """An awaitable that continues a coroutine, which has started and is waiting for `awaited`.
 
-    If `context` is given, the steps run in that context instead of the context of the awaiting task. `task` is the
-    awaiting task. If it is given and is cancelled, `cancelled_itself` is True if the coroutine has cancelled it, and
-    False if other code has.
+    If `context` is given, the coroutine runs in that context instead of the context of the awaiting task. `task` is the
+    awaiting task. If `task` is given and is cancelled, `cancelled_itself` is True if the coroutine itself has cancelled
+    the task, and False if other code has.
     """
 
     __slots__ = ("_awaited", "_context", "_coroutine", "_task", "cancelled_itself")
@@ -88,10 +88,10 @@ class PendingCoroutine(Generic[T]):
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:
-    """Undo all cancellations of `task`, which is the current task, so that it runs to its end.
+    """Undo all cancellations of the current task, so that it can continue. `task` must be the current task.
 
-    If the task has not waited since a cancellation was requested, the cancellation was not raised yet. Then it is
-    raised and suppressed here.
+    If the task has not waited since it was cancelled, its CancelledError was not raised yet. Then the error is raised
+    and suppressed here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
@@ -100,7 +100,10 @@ async def take_back(task: asyncio.Task[Any]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Return whether the current task is being cancelled. False: a CancelledError was raised for another reason."""
+    """Return whether the current task is being cancelled.
+
+    Call this when a CancelledError was caught. False means that the error was raised for another reason.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -108,10 +111,11 @@ def is_cancelled() -> bool:
 class EagerTaskStarter:
     """Starts coroutines at once. Only a coroutine that waits needs a new task.
 
-    `create_task` creates a task for each coroutine and starts it in the next iteration of the event loop. Here, the
-    first step runs at once, with a spare task as the current task. If the coroutine ends, the spare task is used for
-    the next coroutine. If the coroutine waits, the spare task runs the rest. So `asyncio.current_task()` and the
-    context are the same from the first step to the last, which `asyncio.timeout` and `TaskGroup` need.
+    `create_task` creates a task for each coroutine and starts it in the next iteration of the event loop. This class
+    runs the coroutine at once until it first waits, with a spare task as the current task. If the coroutine ends
+    without waiting, the spare task is used for the next coroutine. If the coroutine waits, the spare task continues it.
+    So `asyncio.current_task()` and the context never change while the coroutine runs, as `asyncio.timeout` and
+    `TaskGroup` require.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,19 +123,19 @@ class EagerTaskStarter:
         self._spare: _Spare | None = None
 
     async def warm_up(self) -> None:
-        """Create the spare task, so that the first coroutine is started at once like all others."""
+        """Create the spare task, so that even the first coroutine starts at once."""
         self._spare = self._spare or _Spare(self._loop)
         await asyncio.sleep(0)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Start a coroutine; return the task that runs the rest of it, or None if it has ended.
+        """Run a coroutine until it first waits; return the task that continues it, or None if it has ended.
 
-        An exception of the first step is raised here.
+        An exception that the coroutine raises before it first waits is raised here.
         """
         loop = self._loop
         if _enter_task is None or _leave_task is None:
             return loop.create_task(coroutine)
-        spare, self._spare = self._spare, None  # the first step may call `start` again
+        spare, self._spare = self._spare, None  # the coroutine may call `start` again
         if spare is None or spare.called.done():  # cancelled by code that cancels all tasks
             spare = _Spare(loop)
         if not spare.is_ready:
@@ -159,31 +163,31 @@ class EagerTaskStarter:
         return spare.task
 
     def _keep(self, spare: _Spare) -> None:
-        """Keep `spare` for the next coroutine; cancel the spare task that a nested call of `start` has kept."""
+        """Store `spare` for the next coroutine; cancel the spare task that a nested call of `start` has stored."""
         if self._spare is not None:
             self._spare.task.cancel()
         self._spare = spare
 
     async def close(self) -> None:
-        """Cancel the spare task. Started coroutines continue."""
+        """Cancel the spare task. Coroutines that were started continue to run."""
         if self._spare is not None:
             self._spare.task.cancel()
             await asyncio.wait([self._spare.task])
 
 
 class _Spare:
-    """A task that waits until `go_on` gives it the rest of a coroutine, and then runs that rest."""
+    """A spare task: it waits until `go_on` passes it a coroutine, and then continues this coroutine."""
 
     __slots__ = ("_rest", "called", "is_ready", "task")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._rest: PendingCoroutine[Any] | None = None
         self.called: asyncio.Future[None] = loop.create_future()  # Cancelled with the task.
-        self.is_ready = False  # Whether it waits, so that a cancellation shows in `called`.
+        self.is_ready = False  # Whether the task waits for `called`, so that cancelling the task cancels `called` too.
         self.task = loop.create_task(self._run())
 
     def go_on(self, rest: PendingCoroutine[Any]) -> None:
-        """Run the rest of a coroutine, from the next iteration of the event loop."""
+        """Continue a coroutine in this task, from the next iteration of the event loop."""
         self._rest = rest
         if not self.called.done():  # Otherwise the coroutine has cancelled its own task.
             self.called.set_result(None)
@@ -203,9 +207,10 @@ class _Spare:
 
 
 class Deadline:
-    """A time limit for the current task that costs nothing until `start` is called.
+    """A time limit for the task that calls `start`.
 
-    When it expires, the task is cancelled and `expired` is set. Code that catches the cancellation must call `absorb`.
+    When the time is over, the task is cancelled and `expired` becomes True. Code that catches the CancelledError must
+    call `absorb`.
     """
 
     __slots__ = ("_handle", "_seconds", "_task", "expired")
@@ -217,7 +222,7 @@ class Deadline:
         self.expired = False
 
     def start(self) -> None:
-        """Start the timer, unless it runs already."""
+        """Start the timer for the current task. Does nothing if the timer was started before."""
         if self._handle is None:
             self._task = asyncio.current_task()
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
@@ -228,7 +233,7 @@ class Deadline:
             self._handle.cancel()
 
     def absorb(self) -> bool:
-        """Return whether this deadline has cancelled the task; if so, undo the cancellation."""
+        """Return whether this deadline has cancelled the task. If so, undo the cancellation."""
         if self.expired and self._task is not None:
             self._task.uncancel()
         return self.expired
@@ -241,14 +246,14 @@ class Deadline:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Holds what a function in a thread returned or raised: a Future must not hold StopIteration or SystemExit."""
+    """The return value or the exception of a function in a thread. A Future cannot hold every exception."""
 
     value: Any
     error: BaseException | None = None
 
 
 class Threads:
-    """A pool of threads for plain functions. The threads are created when they are needed."""
+    """A pool of threads for sync functions. Threads are created when they are needed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -257,10 +262,10 @@ class Threads:
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
-        """Call `fn` in a thread, with the caller's context variables.
+        """Call `fn(**kwargs)` in a thread, with the caller's context variables, and return its result.
 
-        If `to_end` is True, the result of `fn` must not be lost: if the caller is cancelled while `fn` runs, the first
-        cancellation is ignored.
+        If `to_end` is True, and the caller is cancelled for the first time while `fn` runs, the cancellation is
+        ignored, so that the result of `fn` is not lost.
         """
         context = copy_context()
         loop = asyncio.get_running_loop()
@@ -279,12 +284,12 @@ class Threads:
                 raise error
             finally:
                 del error  # Breaks the cycle of exception, frame and arguments.
-        if inspect.isawaitable(outcome.value):  # A plain function that wraps an async one.
+        if inspect.isawaitable(outcome.value):  # A sync function that wraps an async function.
             return await outcome.value
         return outcome.value
 
     async def call(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
-        """Call a function with positional arguments: directly if it is async, else in a thread (see `run`)."""
+        """Call `fn(*args)` and return its result. A sync function runs in a thread; `to_end` is explained in `run`."""
         if inspect.iscoroutinefunction(fn):
             return await fn(*args)
         return await self.run(partial(fn, *args), {}, to_end=to_end)
@@ -292,7 +297,7 @@ class Threads:
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
     ) -> Future[_Outcome]:
-        """Submit work to the pool. Its permit is released when the work has ended, even if the caller was cancelled."""
+        """Submit `work` to the pool. When `work` has ended, release a permit, even if the caller was cancelled."""
 
         def give_back(_: Future[_Outcome]) -> None:
             with suppress(RuntimeError):  # The loop is closed.
@@ -309,7 +314,7 @@ class Threads:
         return future
 
     def stop(self) -> None:
-        """Stop the pool; functions that have not started are dropped."""
+        """Stop the pool. Functions that have not started are never called."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

@@ -1,10 +1,11 @@
-"""Make sure that a `requestState` is used once, and that a function of `ctx.once` runs once.
+"""Make sure that a `requestState` is used only once, and that a function of `ctx.once` runs only once.
 
-A claim is an entry in the Backend's store, created by compare-and-set. It lasts as long as the `requestState` is valid.
-Workers that share a store respect each other's claims. With the default Backend, claims hold for one process only.
+Both are done with claims. A claim is an entry in the Backend's store, created by compare-and-set. It lasts as long as
+the `requestState` is valid. Workers that share a store see each other's claims. With the default Backend, claims are
+only seen in one process.
 
-After a function has returned, neither a cancelled call nor a failing store may cause a second call of the function. So
-a separate task stores its result.
+After a function of `ctx.once` has returned, the function must not run again, even if the call is cancelled. So a
+separate task stores the result of the function.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ log = logging.getLogger("weft.claims")
 
 _Outcome: TypeAlias = bytes | BaseException
 
-MOST = 100_000  # Claims of one process; with more, the oldest are dropped.
-MOST_BYTES = 64 * 1024 * 1024  # Bytes of all their results; with more, the oldest claims are dropped.
-HELD_SECONDS = 30.0  # Lifetime of the claim of a running function; its worker renews it.
+MOST = 100_000  # Maximum number of claims of one process; if there are more, the oldest claims are deleted.
+MOST_BYTES = 64 * 1024 * 1024  # Maximum size of all their results; above it, the oldest claims are deleted.
+HELD_SECONDS = 30.0  # Lifetime of a claim while its function runs; the worker renews the claim.
 LONGEST_LOOK = 0.25  # Longest pause, in seconds, between two checks of another worker's claim.
 
-# First byte of a claim: its state. A result follows `_DONE`, a random number follows `_UNDER_WAY`.
+# The first byte of a claim is its state. After `_DONE` comes the result, after `_UNDER_WAY` a random number.
 _UNDER_WAY, _DONE, _TOO_LARGE, _GIVEN_UP = b"?", b"=", b"!", b"-"
 
 
 class OnceStore:
-    """Records used states and results of `ctx.once` functions, in the store that workers share.
+    """Records each used `requestState` and the results of `ctx.once` functions, in the store that workers share.
 
     >>> from weft.backends.memory import MemoryBackend
     >>> claims = OnceStore(MemoryBackend().store, seconds=600, most_bytes=16_384)
@@ -47,10 +48,10 @@ class OnceStore:
     def __init__(self, store: Store, *, seconds: float, most_bytes: int) -> None:
         self._store = store
         self._seconds = seconds
-        self._most_bytes = most_bytes  # Most bytes of one result.
-        self._made: OrderedDict[str, tuple[float, int]] = OrderedDict()  # End and size of each claim, by key.
+        self._most_bytes = most_bytes  # Maximum size of one result.
+        self._made: OrderedDict[str, tuple[float, int]] = OrderedDict()  # Expiry and size of each claim, by key.
         self._bytes = 0
-        self._under_way: set[asyncio.Task[None]] = set()  # The event loop has only weak references to tasks.
+        self._under_way: set[asyncio.Task[None]] = set()  # Running tasks (the event loop has only weak references).
 
     async def spend(self, state: str) -> bool:
         """Mark a `requestState` as used; return False if it was used before."""
@@ -67,11 +68,12 @@ class OnceStore:
         await self._store.delete(key)
 
     async def once(self, name: str, make: Callable[[], Awaitable[bytes]], *, can_stop: bool = True) -> bytes:
-        """Return the result of the first call of `make` for `name`. Concurrent callers wait for this result.
+        """Call `make` only once for each `name`, and return its result. Later and concurrent calls get the same result.
 
-        If the caller is cancelled, `make` is cancelled too. The caller waits until `make` has ended, unless `can_stop`
-        is False. Then `make` runs in a thread that ignores the cancellation. It continues in the background, and its
-        result is stored.
+        If the caller is cancelled, `make` is cancelled too, and the caller waits until `make` has ended. Set `can_stop`
+        to False if `make` runs in a thread, which cannot be cancelled. Then the caller does not wait: `make` continues
+        in the background, and its result is stored. If `make` raises an exception, the exception is raised here, and
+        the next call runs `make` again.
         """
         key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
         try:
@@ -96,9 +98,10 @@ class OnceStore:
         return result
 
     async def _claim(self, key: str, claim: bytes) -> bytes | None:
-        """Claim a key and return None. If it is claimed already, wait for the result of that claim and return it.
+        """Claim a key and return None, or return the stored result for this key.
 
-        Raises InvalidParams if that result was too large to store.
+        If another call has claimed the key, wait for the result of that call. Raises InvalidParams if the result was
+        too large to store.
         """
         pause, found = 0.01, None
         while not await self._store.swap(key, found, claim, ttl=HELD_SECONDS):
@@ -130,7 +133,7 @@ class OnceStore:
             await self._keep(key, claim, result)
 
     async def _give_up(self, key: str, claim: bytes) -> None:
-        """Release a claim. This uses compare-and-set, because another worker may have claimed the key meanwhile."""
+        """Release a claim, so that another call can claim the key. Does nothing if the key has another claim now."""
         async with _log_failure(f"the next call of a ctx.once function may wait {HELD_SECONDS:.0f} seconds for it"):
             await self._store.swap(key, claim, _GIVEN_UP, ttl=HELD_SECONDS)
 
@@ -142,7 +145,7 @@ class OnceStore:
                 return
 
     async def _count(self, key: str, size: int) -> None:
-        """Count a stored result. If there are too many results or bytes, delete the oldest results."""
+        """Count a claim and its size. If there are too many claims or bytes, delete the oldest claims."""
         now = time.monotonic()
         self._bytes += size - self._made.pop(key, (0.0, 0))[1]
         self._made[key] = now + self._seconds, size
@@ -165,7 +168,7 @@ class OnceStore:
 
 
 async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
-    """Return the result of a function, or its exception: a SystemExit that a task raises would end the event loop."""
+    """Return the result of `make`, or its exception, which is not raised: a SystemExit would end the event loop."""
     try:
         return await make()
     except BaseException as error:  # noqa: BLE001 - raised by the waiting call
@@ -174,7 +177,7 @@ async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
 
 @asynccontextmanager
 async def _log_failure(consequence: str) -> AsyncGenerator[None]:
-    """Log an exception or a timeout of the store in this context, with its `consequence`. Do not raise it."""
+    """Run store operations with a timeout; log their exceptions, with the `consequence`, instead of raising them."""
     try:
         async with asyncio.timeout(HELD_SECONDS / 3):
             yield

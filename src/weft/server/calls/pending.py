@@ -1,8 +1,8 @@
-"""Keep the requests that the server has sent to a peer and that are not answered yet.
+"""Send requests from the server to a peer, and match the answers of the peer to these requests.
 
 The caller passes the function that sends a request. The answer arrives with the other messages of the peer. When a
-request times out, or the task that waits for it is cancelled, the peer is sent a cancellation. A `ClientChannel` sends
-requests and notifications outside of calls, to a client that has a session.
+request times out, or the task that waits for its answer is cancelled, the server sends a cancellation to the peer. A
+`ClientChannel` sends requests and notifications outside of calls, to a client that has a session.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("weft.outstanding")
 
 SendMessage: TypeAlias = Callable[[bytes], Awaitable[None]]  # sends an encoded message to the peer
 
-PROGRESS_SECONDS = 60.0  # Least time that a request has left after a progress notification.
-TOTAL_SECONDS = 600.0  # Longest total time of a request with progress, unless its timeout is longer.
+PROGRESS_SECONDS = 60.0  # After a progress notification, a request has at least this time left.
+TOTAL_SECONDS = 600.0  # Maximum total time of a request with progress, unless its timeout is longer.
 CANCEL_SECONDS = 1.0  # Time limit for sending a cancellation.
 
 
@@ -40,25 +40,23 @@ class _PeerError(msgspec.Struct):
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """One request that is not answered."""
-
     answer: asyncio.Future[Frame]
     on_progress: OnProgress | None
-    at_most: float  # Time of the event loop up to which progress extends the deadline.
+    at_most: float  # Latest possible deadline, in the time of the event loop; progress cannot extend it further.
     deadline: asyncio.Timeout | None = None
 
 
 class PendingRequests:
-    """The unanswered requests to one peer. Their ids begin with `name`, which is different at each worker."""
+    """The unanswered requests to one peer. Their ids begin with `name`, which is different in each worker."""
 
     __slots__ = ("_closed", "_name", "_numbers", "_waiting", "send")
 
     def __init__(self, name: str, send: SendMessage) -> None:
         self._name = name
-        self.send = send  # Sends cancellations, unless `request` is given another sender for them.
+        self.send = send  # Sends cancellations, unless `request` gets a `send_cancellation`.
         self._numbers = count(1)
         self._waiting: dict[str, _PendingRequest] = {}
-        self._closed: str | None = None  # Reason why no answer can come; None while open.
+        self._closed: str | None = None  # Why the peer can no longer answer; None if it can.
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -73,12 +71,12 @@ class PendingRequests:
         on_progress: OnProgress | None = None,
         send_cancellation: SendMessage | None = None,
     ) -> msgspec.Raw:
-        """Send a request, wait for its result and return it as JSON.
+        """Send a request, wait for its result, and return the result as JSON.
 
-        Raises `RemoteError` if the peer answers with an error or is gone, `RequestTimeout` if no answer comes in time.
+        Raises `RemoteError` if the peer answers with an error or is gone, and `RequestTimeout` after a timeout.
 
         After a timeout, a cancellation is sent with `send`. If the waiting task is cancelled, a cancellation is sent
-        with `send_cancellation`, or by default with the `send` of the constructor.
+        with `send_cancellation` (default: the `send` of the constructor).
         """
         if self._closed is not None:
             raise RemoteError(InternalError.code, self._closed)
@@ -104,7 +102,7 @@ class PendingRequests:
         return _result(frame)
 
     def answered(self, frame: Frame) -> bool:
-        """Pass an answer to the task that waits for it; return False if no task waits for it."""
+        """Pass an answer to the task that waits for this answer. Return False if no task waits for it."""
         waiting = self._waiting.get(frame.id) if isinstance(frame.id, str) else None
         if waiting is None or waiting.answer.done():
             log.debug("an answer without a pending request was dropped")
@@ -115,7 +113,7 @@ class PendingRequests:
     def progressed(self, params: ProgressParams) -> bool:
         """Pass a progress notification to `on_progress` of its request, and extend the deadline of the request.
 
-        Return False if there is no such request, or if it has no `on_progress`.
+        Return False if no pending request has this progress token, or if the request has no `on_progress`.
         """
         token = params.progress_token
         waiting = self._waiting.get(token) if isinstance(token, str) else None
@@ -131,7 +129,7 @@ class PendingRequests:
         return True
 
     def close(self, reason: str = "The client is gone.") -> None:
-        """Fail all pending and future requests, because no answer can come any more."""
+        """Fail all pending and later requests with a RemoteError, because the peer can no longer answer."""
         self._closed = reason
         for waiting in self._waiting.values():
             if not waiting.answer.done():
@@ -140,7 +138,7 @@ class PendingRequests:
 
 
 class ClientChannel(Outbound):
-    """The channel to a client that has a session, with the requests that the client has not answered."""
+    """The channel to a client that has a session, with the unanswered requests to this client."""
 
     __slots__ = ("_ask_seconds", "connection", "outstanding")
 
@@ -151,7 +149,7 @@ class ClientChannel(Outbound):
 
     @property
     def is_readable(self) -> bool:
-        """Whether the client reads this channel."""
+        """Whether the client reads messages from this channel."""
         return True
 
     def accepts(self, change: Change) -> bool:
@@ -174,13 +172,13 @@ class ClientChannel(Outbound):
         return msgspec.json.decode(answer)
 
     async def notify(self, method: str, params: Params = None) -> None:
-        """Send a notification, if the client reads the channel."""
+        """Send a notification. Does nothing if the client does not read the channel."""
         if self.is_readable:
             await self.send(encode_notification(method, UNSET if params is None else params))
 
 
 async def _cancel_at_peer(send: SendMessage, request_id: str, reason: str) -> None:
-    """Send a cancellation, but do not wait long: perhaps the peer has not answered because it does not read."""
+    """Send a cancellation to the peer. Uses a short timeout, because the peer may have stopped reading."""
     params = CancelledParams(request_id=request_id, reason=reason)
     try:
         async with asyncio.timeout(CANCEL_SECONDS):

@@ -1,7 +1,7 @@
-"""Provide the part of a server that a call needs, so that no room below `api` depends on `Server`.
+"""Provide the part of a server that a call needs, so that no package below `api` depends on `Server`.
 
-One object serves all layers, and each layer adds to it: `Services` has what a single call needs, `Runtime` adds what
-transports need, and `Engine` adds what running a server needs. `Server` creates its engine and keeps it.
+One object is used by all layers, through three classes: `Services` has what a single call needs, its subclass `Runtime`
+adds what transports need, and `Engine` adds what running a server needs. Each `Server` creates one `Engine`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class CachedValue(Generic[T]):
     """A cached property that is thread-safe and can be invalidated.
 
-    `functools.cached_property` could store a value that was computed before another thread invalidated it. Here a lock
-    prevents that.
+    It uses a lock. Without a lock, as in `functools.cached_property`, a thread could store an old value after another
+    thread has invalidated the value.
 
     >>> class Shop:
     ...     prices = [3, 4]
@@ -64,26 +64,26 @@ class CachedValue(Generic[T]):
             return value
 
     def forget(self, owner: object) -> None:
-        """Forget the value of `owner`, so that it is computed again when it is next read."""
+        """Delete the cached value of the object `owner`, so that the next read computes the value again."""
         with self._lock:
             owner.__dict__.pop(self._name, None)
 
 
 class TokenRules(Protocol):
-    """The part of a server's rules for access tokens that a call needs."""
+    """The server's rules for access tokens, as far as a call needs them."""
 
     scopes: tuple[str, ...]  # Scopes that every token must have.
     leeway: float  # Seconds by which clocks may differ. A token is accepted for this time after its expiry.
 
     @property
     def metadata_url(self) -> str | None:
-        """URL of the metadata of the protected resource."""
+        """URL of the metadata document of the protected resource (RFC 9728); None if there is none."""
         ...
 
 
 @dataclass(eq=False, repr=False)  # the keys are secret
 class Services:
-    """The part of a server that a call needs."""
+    """The values and objects of a server that a call needs."""
 
     owner: Any  # The `Server`, for handlers and lifespans.
     info: Implementation
@@ -92,7 +92,7 @@ class Services:
     limits: Limits
     debug: bool
     backend: Backend
-    state_keys: KeyRing  # Encrypt and decrypt `requestState`.
+    state_keys: KeyRing  # Keys that encrypt and decrypt `requestState`.
     auth: TokenRules | None  # None: HTTP requests need no token.
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Services:
         self.threads = Threads(self.limits.threads)
         store, limits = self.backend.store, self.limits
         self.once_store = OnceStore(store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
-        self.in_flight = 0  # Calls being served in this process, on all transports.
+        self.in_flight = 0  # Number of calls that are being served in this process, on all transports.
 
     @property
     def name(self) -> str:
@@ -114,9 +114,9 @@ class Services:
 
     @CachedValue
     def offer(self) -> Offer:
-        """Return the capabilities and methods that the eras need to read and write messages."""
+        """Return the server's capabilities and methods, as the eras need them to read and write messages."""
         return self.make_offer()
 
     def make_offer(self) -> Offer:
-        """Return the current offer of the server."""
+        """Compute and return the current `offer` of the server."""
         raise NotImplementedError

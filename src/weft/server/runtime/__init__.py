@@ -1,1 +1,1 @@
-"""Run calls: the method table, middleware, errors, load limits, logs, listen streams."""
+"""Run calls: dispatch to handlers, middleware, errors, load limits, request logs, and listen streams."""

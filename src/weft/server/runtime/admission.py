@@ -1,7 +1,8 @@
-"""Limit how much is served at once, and wait for open calls when the server stops.
+"""Limit the memory and time that large messages use, and wait for open calls when the server stops.
 
-`BodyMemory` limits the memory of large bodies. `LargeMessageQueue` limits how long large messages block other messages.
-`OpenCalls` contains only calls that wait for something. A call that is answered in one step is never added.
+`BodyMemory` limits the memory for large bodies. `LargeMessageQueue` limits how long large messages block others.
+`OpenCalls` contains only calls that have to wait, for example for I/O. A call that is answered without waiting is never
+added.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
 
 
 _STEPS = 3  # iterations of the event loop until a message is decoded and its arguments are checked
-_PACE = 1024 * 1024  # for each such number of bytes, a message is queued as if it had come one second later
+_PACE = 1024 * 1024  # bytes; a message of this size is queued as if it had arrived one second later
 
 
 class Busy(InternalError):
-    """A request was refused because a limit of the server is reached: HTTP 503, the client may retry later."""
+    """A request was refused because the server has reached a limit. The client may retry later (HTTP status 503)."""
 
     status = 503
 
 
 class BodyMemory:
-    """The memory of large bodies that are being read or wait in the queue, counted by peer.
+    """Counts how much memory each peer uses for large request bodies that are being read or wait in the queue.
 
-    A peer may use at most as much memory as remains free for others: the first peer up to half of the memory, the next
-    up to a quarter, and so on. So there is always memory for another peer.
+    A peer may use at most half of the memory that other peers leave free: the first peer up to half of the total, the
+    second up to a quarter, and so on. So there is always memory for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -45,11 +46,11 @@ class BodyMemory:
         self._used: dict[str, int] = {}  # by peer
 
     def hold(self, peer: str) -> HeldBody:
-        """Return a new counter for the bytes of one body."""
+        """Return a new counter for the memory of one request body of this peer."""
         return HeldBody(self, peer)
 
     def take(self, peer: str, size: int) -> None:
-        """Count `size` more bytes for a peer; raise `Busy` if the peer would then use more than its share."""
+        """Count `size` more bytes for a peer; raise `Busy` if the peer would then use too much memory."""
         own = self._used.get(peer, 0) + size
         if own > self._free - size:
             raise Busy("The server is reading too many large requests. Send this request again in a moment.")
@@ -57,7 +58,7 @@ class BodyMemory:
         self._free -= size
 
     def give_back(self, peer: str, size: int) -> None:
-        """Count `size` fewer bytes for a peer, because this memory is free again."""
+        """Count `size` fewer bytes for a peer, because it no longer uses this memory."""
         left = self._used.get(peer, 0) - size
         self._free += size
         if left:
@@ -68,30 +69,32 @@ class BodyMemory:
 
 @dataclass(slots=True)
 class HeldBody:
-    """The counted bytes of one body that is being received."""
+    """The memory that `BodyMemory` counts for one request body."""
 
     _memory: BodyMemory
     _peer: str
     _size: int = 0
 
     def grow(self, size: int) -> None:
-        """Set the size of the body so far; raise `Busy` if the peer would then use more than its share of memory."""
+        """Set how many bytes of the body were received; raise `Busy` if the peer would then use too much memory."""
         self._memory.take(self._peer, size - self._size)
         self._size = size
 
     def release(self) -> None:
-        """Give back the memory that is counted for this body. A second call does nothing."""
+        """Stop counting the memory of this body. A second call does nothing."""
         size, self._size = self._size, 0
         self._memory.give_back(self._peer, size)
 
 
 class LargeMessageQueue:
-    """Admits large messages one at a time. After each, it pauses for as long as the message has blocked the event loop.
+    """A queue that admits one large message at a time, and pauses after each message.
 
-    Parsers and validators cannot be interrupted, and a thread does not help, because they hold the interpreter lock.
-    Because of the pause, a client that sends one large message after another leaves half of the time to other clients.
-    Peers take turns, so that a message waits for at most one message of each other peer. Among the messages of
-    one peer, smaller ones are preferred.
+    A pause is as long as the message before it has blocked the event loop. So a client that sends one large message
+    after another leaves half of the time to other clients. (Parsers and validators cannot be interrupted. Threads do
+    not help, because parsers and validators hold the interpreter lock.)
+
+    Peers take turns, so that a message waits for at most one message of each other peer. If one peer has several
+    messages in the queue, smaller messages are preferred.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -99,7 +102,7 @@ class LargeMessageQueue:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = WeakKeyDictionary()
 
     async def wait(self, peer: str, size: int) -> None:
-        """Wait until a large message may be decoded; raise `Busy` if too many messages of this peer wait already.
+        """Wait until a large message may be decoded; raise `Busy` if this peer already has too many waiting messages.
 
         The queue then measures how long the message blocks the event loop, and pauses for the same time before it
         admits the next message.
@@ -111,7 +114,7 @@ class LargeMessageQueue:
         await queue.wait(loop, peer, size)
 
 
-# The priority, a number that breaks ties, and a future that is done when the turn of the message has come.
+# One waiting message: its priority, a number that breaks ties, and a future that is done when the message is admitted.
 _Place: TypeAlias = tuple[float, int, asyncio.Future[None]]
 
 
@@ -143,7 +146,7 @@ class _LoopQueue:
         loop.call_soon(self._measure, loop, loop.time(), _STEPS)
 
     def _leave(self, peer: str, place: _Place) -> None:
-        """Remove a place from the queue, and put the other places of its peer last."""
+        """Remove one message of a peer from the queue, and move the other messages of this peer to the end."""
         own = self._waiting.pop(peer)
         own.remove(place)
         if own:
@@ -157,7 +160,7 @@ class _LoopQueue:
             loop.call_at(now + (now - started), self._next)
 
     def _next(self) -> None:
-        """Admit a message of the next peer, and put that peer last."""
+        """Admit one message of the first peer in the queue, and move this peer to the end."""
         while self._waiting:
             peer, own = next(iter(self._waiting.items()))
             place = min(own)
@@ -169,19 +172,19 @@ class _LoopQueue:
 
 
 def busy(most: int) -> Busy:
-    """Return the error for a request beyond a limit of `most` requests."""
+    """Return the error for a request that exceeds the limit of `most` concurrent requests."""
     return Busy(f"The server is busy with {most} requests. Send this one again when one of them is answered.")
 
 
 def still_served() -> InvalidRequest:
-    """Return the error for a request whose id belongs to another request that is not answered yet."""
+    """Return the error for a request that has the same id as an unanswered request."""
     return InvalidRequest("Invalid request: a request with this id is still being served.")
 
 
 log = logging.getLogger("weft.running")
 
-_MOST_NAMED = 5  # calls in one line of the log
-_TURN = 0.05  # seconds that listen streams and nearly finished calls get to end
+_MOST_NAMED = 5  # maximum number of calls that one log line names
+_TURN = 0.05  # seconds in which listen streams and nearly finished calls can still end
 
 
 def stopped() -> InternalError:
@@ -192,13 +195,13 @@ def stopped() -> InternalError:
 
 
 class OpenCalls:
-    """The calls of one server that wait for something."""
+    """The unfinished calls of one server that have to wait, for example for I/O."""
 
     def __init__(self) -> None:
-        self._since: dict[Call, float] = {}  # monotonic time when each began to wait
+        self._since: dict[Call, float] = {}  # monotonic time when each call was added
 
     def add(self, call: Call) -> None:
-        """Add a call that waits."""
+        """Add a call that has to wait."""
         self._since[call] = time.monotonic()
 
     def remove(self, call: Call) -> None:
@@ -206,14 +209,14 @@ class OpenCalls:
         self._since.pop(call, None)
 
     async def drain(self, seconds: float) -> None:
-        """Wait up to `seconds` for the calls to finish, then cancel those that have not."""
+        """Wait up to `seconds` for all open calls to finish, then cancel the calls that are still running."""
         await asyncio.sleep(_TURN)
         self._log_waiting("" if math.isinf(seconds) else f" up to {seconds:g} s")
         await self._wait(seconds)
         self.end(when=f"after {seconds:g} s")
 
     def log_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Log soon which calls the stopping web server waits for. The web server decides how long it waits."""
+        """Log, after a short delay, which open calls the stopping web server waits for."""
         loop.call_later(_TURN, self._log_waiting)
 
     def _log_waiting(self, how_long: str = "") -> None:
@@ -221,7 +224,10 @@ class OpenCalls:
             log.warning("The server stops. It waits%s for %s.", how_long, self._describe(self._since))
 
     async def cancel(self, seconds: float) -> None:
-        """Cancel all calls, after a moment in which listen streams can end. Wait up to `seconds` for their end."""
+        """Cancel all open calls, and wait up to `seconds` until they have ended.
+
+        Before the calls are cancelled, listen streams get a short time to end by themselves.
+        """
         if self._since:
             await asyncio.sleep(_TURN)
             self.end()
@@ -233,9 +239,10 @@ class OpenCalls:
             await asyncio.sleep(_TURN / 5)
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
-        """Cancel all calls for which `concerned` returns True. They are answered with an error if possible.
+        """Cancel the open calls for which `concerned` returns True (default: all open calls).
 
-        `when` is only for the log. It says when the calls are cancelled, such as "after 10 s".
+        Each cancelled call is answered with an error, if an answer can still be sent. `when` is a phrase for the log
+        message, such as "after 10 s".
         """
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
@@ -244,7 +251,7 @@ class OpenCalls:
             call.cancellation.cancel("the server stops", told=stopped())
 
     def _describe(self, calls: Collection[Call]) -> str:
-        """Return a text with the number of calls, their names and how long they have waited."""
+        """Return a text for the log: the number of calls, their names, and how long each has waited."""
         now = time.monotonic()
         named = [f"{call.described} (for {now - self._since[call]:.1f} s)" for call in calls]
         more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""

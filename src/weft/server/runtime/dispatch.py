@@ -1,9 +1,9 @@
-"""Run one call: method table, checks, middleware, tracing, extensions, and the one error boundary.
+"""Run one call: check it, pass it through tracing and middleware to its handler, and turn exceptions into errors.
 
-`Dispatcher.run` turns one opened call into one encoded answer. It never raises, except when its task is cancelled.
-The functions of `server.on_error` run at the boundary, outside of all middleware. Checks of scopes and of the
-capabilities that a feature needs run before any code of the user. A client that did not declare an extension is served
-as if the server did not have it.
+`Dispatcher.run` serves one call and returns one encoded answer. It never raises, except when its task is cancelled.
+Functions registered with `server.on_error` get only exceptions that no middleware has caught. Scopes, and the client
+capabilities that a feature needs, are checked before any user code runs. A client that did not declare an extension is
+served as if the server did not have this extension.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 
 
 def check_middleware(layer: Any) -> None:
-    """Raise UsageError if middleware is a plain `def`, because a `try` around `next()` in it would catch nothing.
+    """Raise UsageError if the middleware `layer` is a sync function (`def`), because it cannot await `next()`.
 
-    Not every plain function is refused. It is accepted if it wraps an `async def`, if it is a lambda, or if its return
-    annotation names an awaitable.
+    Some callables that are not an `async def` are accepted: a wrapper of an `async def`, a lambda, a class, a function
+    written in C, and a function whose return annotation names an awaitable.
     """
     code = target(layer)
     returned = str(getattr(code, "__annotations__", {}).get("return", ""))
@@ -84,7 +84,7 @@ def check_middleware(layer: Any) -> None:
 
 
 def explain_next(error: TypeError, middleware: Sequence[Callable[..., Any]]) -> Exception:
-    """Return a UsageError if middleware caused the error by passing an argument to `next`, else the error itself."""
+    """Return a UsageError if middleware caused `error` by passing an argument to `next()`; else return `error`."""
     codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
     layers = [layer for layer in middleware if getattr(target(layer), "__code__", None) in codes]
     if not layers or not str(error).startswith(f"{_step.__qualname__}.<locals>.following()"):
@@ -96,12 +96,12 @@ def explain_next(error: TypeError, middleware: Sequence[Callable[..., Any]]) -> 
 
 
 def no_result(layer: Any, returned: object) -> UsageError:
-    """Return the error for middleware that did not return a result."""
+    """Return the error for the middleware `layer`, which returned the object `returned` instead of a result."""
     if returned is None:
         return UsageError(f"{_named(layer)} returned nothing. Write `return await next()`.")
     if inspect.isawaitable(returned):
         if isinstance(returned, Coroutine):
-            cast("Coroutine[Any, Any, Any]", returned).close()  # otherwise Python would warn too
+            cast("Coroutine[Any, Any, Any]", returned).close()  # prevents a second warning by Python
         return UsageError(f"{_named(layer)} returned a coroutine, which was not awaited. Write `return await next()`.")
     return UsageError(
         f"{_named(layer)} returned {with_article(type(returned).__name__)}, which is no result. Return what "
@@ -118,35 +118,36 @@ E = TypeVar("E", bound=Exception)
 
 Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # `fn(error)` or `fn(error, ctx)`
 
-_ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
+_ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is sent to the client
 
 _RETURNS = "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again."
 
 
 class Translations:
-    """The functions of `server.on_error`, by exception class. Immutable: `with_one` returns a new object."""
+    """The functions registered with `server.on_error`, by exception class. Immutable: `with_one` returns a copy."""
 
     def __init__(self, functions: Mapping[type[Exception], tuple[Callable[..., Any], bool]] | None = None) -> None:
-        self._functions = dict(functions or {})  # each with a flag: whether it also takes the Context
+        self._functions = dict(functions or {})  # for each class: the function, and whether it also takes the Context
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
-        """The functions that translate exceptions."""
+        """The registered functions."""
         return [fn for fn, _ in self._functions.values()]
 
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
         """Return a copy in which `fn` translates exceptions of the class `kind`.
 
-        Raises UsageError if the class has a function already, or if `fn` does not take `(error)` or `(error, ctx)`.
+        Raises UsageError if `kind` already has a function, or if `fn` does not take `(error)` or `(error, ctx)`.
         """
         if kind in self._functions:
             raise UsageError(f"server.on_error({kind.__name__}) is registered twice; one function is enough.")
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
 
     async def translate(self, call: Call, error: BaseException) -> Result | BaseException:
-        """Return the result or error that a function makes of `error`, or `error` itself if no function handles it.
+        """Call the function registered for the class of `error`; return the result or error to answer with.
 
-        If `error` is a group with one exception, and the group has no function, that exception is translated.
+        Returns `error` itself if no function is registered for it. If `error` is an exception group with a single
+        member, and no function is registered for the group, the member is translated instead.
         """
         untranslated, kind = error, self._class_for(call, error)
         while kind is None and (lone := _lone_member(error)) is not None:
@@ -170,7 +171,7 @@ class Translations:
             return fault
 
     def _class_for(self, call: Call, error: BaseException) -> type[Exception] | None:
-        """Return the class of `error`, or its nearest base class, that has a function; None if there is none."""
+        """Return the most specific class of `error` for which a function is registered, or None."""
         classes = type(error).__mro__
         if isinstance(error, ProtocolError) and call.blamed is None:
             return None  # the request was refused before it reached a feature
@@ -180,7 +181,7 @@ class Translations:
 
 
 def _lone_member(error: BaseException) -> BaseException | None:
-    """Return the exception that a task group has wrapped, if it is the only one in its group."""
+    """Return the only exception in an exception group; None if there are several, or if `error` is not a group."""
     members = (
         cast("BaseExceptionGroup[BaseException]", error).exceptions if isinstance(error, BaseExceptionGroup) else ()
     )
@@ -188,7 +189,10 @@ def _lone_member(error: BaseException) -> BaseException | None:
 
 
 def check_exceptions(kind: object) -> None:
-    """Raise UsageError unless `kind` is an exception class. `@on_error` without `()` passes the function instead."""
+    """Raise UsageError unless `kind` is an exception class.
+
+    If the user writes `@server.on_error` without parentheses, `kind` is the decorated function.
+    """
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
     given = cast("Any", kind)
@@ -204,7 +208,7 @@ def check_exceptions(kind: object) -> None:
 
 
 def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseException:
-    """Convert the return value of a function of `on_error` to a result or an error."""
+    """Convert `answer`, which an `on_error` function returned or raised, to the result or error to answer with."""
     is_tool = isinstance(call.envelope.params, CallToolParams)
     if isinstance(answer, str):
         answer = ToolError(answer)
@@ -218,7 +222,7 @@ def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseExceptio
 
 
 def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
-    """Return True if a function takes `(error, ctx)`, False for `(error)`; raise UsageError for other parameters."""
+    """Return True if `fn` takes `(error, ctx)`, False if it takes `(error)`; raise UsageError for other parameters."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some functions that are written in C have no signature
@@ -232,7 +236,7 @@ def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
 
 
 _UNKNOWN = object()
-_TRACE_KEYS = ("traceparent", "tracestate", "baggage")  # of the W3C, in `_meta` or as HTTP headers
+_TRACE_KEYS = ("traceparent", "tracestate", "baggage")  # W3C trace context: keys in `_meta`, or HTTP headers
 
 
 def find_tracing() -> Tracing | None:
@@ -246,7 +250,7 @@ class Tracing:
     """Creates a span for each call while a tracer provider is set.
 
     Many programs have OpenTelemetry installed only because a framework needs it, and never set a provider. A provider
-    may be set at any time, so `is_on` runs with every call and must be cheap.
+    may be set at any time, so `is_on` is called for every call and must be fast.
     """
 
     def __init__(self) -> None:
@@ -267,7 +271,7 @@ class Tracing:
         return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
     async def around(self, ctx: Any, next: Any) -> Result:
-        """Create a span around one call. This is a middleware."""
+        """Run one call in a span, and return its result. This method is a middleware, so it calls `next()`."""
         from opentelemetry import propagate, trace
 
         meta = ctx.params.meta
@@ -304,10 +308,10 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """Serves the calls of one server. It has a handler for each method, which is wrapped in the middleware in advance.
+    """Serves the calls of one server. It has one handler for each method, wrapped in all middleware.
 
-    The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
-    still set the HTTP status. If middleware has changed the params, they are checked again.
+    `checks` has a function for each method that must be checked. This function runs before middleware and handler, so
+    that an error can still set the HTTP status. It runs again if middleware may have changed the params.
     """
 
     def __init__(
@@ -330,12 +334,12 @@ class Dispatcher:
             name: _compose(name, handler, middleware, self._checks.get(name)) for name, handler in handlers.items()
         }
         self._tracing = tracing
-        self._traced: dict[str, Handler] = {}  # the handlers with a span around each
+        self._traced: dict[str, Handler] = {}  # the handlers, each wrapped in a span
         if tracing is not None:
             self._traced = {method: partial(_step, tracing.around, chain) for method, chain in self._handlers.items()}
 
     async def run(self, call: Call) -> Answer:
-        """Serve one call and return its encoded answer."""
+        """Serve one call; return the HTTP status and the encoded response."""
         try:
             handler = self._admit(call)
             if call.spends is not None:
@@ -367,7 +371,11 @@ class Dispatcher:
                 await call.own_connection.close()
 
     async def _end(self, call: Call, error: BaseException) -> Answer:
-        """Answer a call that ended with a signal to ask the client, or with an error that is no ProtocolError."""
+        """Answer a call that raised `error`, which is not a ProtocolError.
+
+        If a handler raised the exception in order to ask the client, the answer contains the questions. Otherwise the
+        call has failed.
+        """
         signal = signal_in(error)
         if isinstance(signal, InputRequired):
             return await self._ask(call, signal)
@@ -377,7 +385,7 @@ class Dispatcher:
         return await self._conclude(call, signal or error)
 
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
-        """Answer a call that failed: with a result that the model reads, or with an error."""
+        """Answer a call that failed with `error`: with a JSON-RPC error, or with a result about the failure."""
         if type(error) is TypeError and self._middleware:
             error = explain_next(error, self._middleware)
         if self._translations is not None:
@@ -392,7 +400,7 @@ class Dispatcher:
         return self.refuse(call, error) if isinstance(error, ProtocolError) else self.fail(call, error)
 
     def _answer_with(self, call: Call, result: Result) -> Answer:
-        """Answer a call with the result that a function of `on_error` returned."""
+        """Answer a call with the result that an `on_error` function returned."""
         try:
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
@@ -401,7 +409,7 @@ class Dispatcher:
             return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
-        """Check a call and return its handler. Raises ProtocolError if the call is refused."""
+        """Check a call and return the handler of its method. Raises ProtocolError if the server refuses the call."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
             asker_of(call)  # decrypts the state, and refuses an invalid one
@@ -415,7 +423,7 @@ class Dispatcher:
         return handler
 
     def _check_type(self, call: Call, result_type: str) -> None:
-        """Raise UsageError unless a result type is of the core protocol or of an extension that the client declared."""
+        """Raise UsageError unless `result_type` belongs to the core protocol or to an extension the client declared."""
         declared = (extension for extension in self._extensions if extension.declared_by(call))
         if result_type in CORE_TYPES or any(result_type in extension.result_types for extension in declared):
             return
@@ -425,9 +433,11 @@ class Dispatcher:
         )
 
     async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
-        """Answer a call with its questions. In a session, instead ask them now, run the call again and answer it.
+        """Answer a call whose handler has questions for the client.
 
-        `signal` contains the questions; None if only the `Round` of the call has questions.
+        In the stateless era, the answer contains the questions. In a session, the server sends the questions now, waits
+        for the answers, and runs the call again. `signal` contains the questions, or is None if the questions are in
+        the `Round` of the call.
         """
         try:
             if signal is not None and await asker_of(call).settle(signal):
@@ -443,11 +453,14 @@ class Dispatcher:
             return self.fail(call, error)
 
     def fail(self, call: Call, error: BaseException) -> Answer:
-        """Log an unexpected error, and answer its call with an internal error."""
+        """Log an unexpected error of a call, and return an internal error as the answer."""
         return self.refuse(call, InternalError(report(call.blamed or call.method, error, debug=self._services.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
-        """Return the encoded error that answers a call. Before that, call its `undo` (used by the handshake)."""
+        """Return the HTTP status and the encoded error response for a call.
+
+        Before that, call `call.undo` if it is set, for example to reset a handshake that failed.
+        """
         if call.undo is not None:
             call.undo()
         wire = call.era.refuse(error, opened=True)
@@ -463,7 +476,7 @@ class Dispatcher:
 
 
 def _restore(call: Call) -> None:
-    """Restore the arguments that the client sent, before a call runs again: middleware may have changed them."""
+    """Discard the changes that middleware made to the arguments, before a call runs again."""
     call.blamed = None
     if isinstance(call.envelope.params, CallToolParams):
         call.envelope.params.forget_arguments()
@@ -473,7 +486,7 @@ def _refuse_unasked(call: Call) -> None:
     """Raise UsageError if the handler forgot to await a question."""
     for coroutine, what, where in call.questions or ():
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-            coroutine.close()  # otherwise Python would warn too
+            coroutine.close()  # prevents a second warning by Python
             call.blamed = call.described
             raise UsageError(
                 f"{what} at {where} has no `await`, so it was never done, and its value is only a coroutine. "
@@ -482,7 +495,7 @@ def _refuse_unasked(call: Call) -> None:
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
-    """Return the questions of a call if some are not answered yet, else its result."""
+    """Return a result with the questions of the call if some are unanswered; else return `result`."""
     round = round_of(call)
     if round is None:
         return result
@@ -494,7 +507,7 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
 
 
 async def _spend(call: Call, state: str) -> None:
-    """Mark the single-use state of a call as used. Raises StateRefused if it was used before."""
+    """Mark the single-use `requestState` of a call as used. Raises StateRefused if it was used before."""
     if not await call.services.once_store.spend(state):
         call.spends = None  # used by another call, and only that call may give it back
         raise StateRefused
@@ -515,7 +528,7 @@ async def _give_back(call: Call, state: str) -> None:
 
 
 def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], check: Check | None) -> Handler:
-    """Return the handler of a method, wrapped in the middleware. The first middleware is the outermost."""
+    """Return the handler of the method `name`, wrapped in all middleware. The first middleware is the outermost."""
     is_list = name in METHODS and METHODS[name].params is PaginatedParams
     chain: Handler = partial(_plain, handler) if middleware and is_list else handler
     if middleware and check is not None:
@@ -526,7 +539,7 @@ def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], chec
 
 
 async def _rechecked(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Serve a call. Check it again if middleware may have changed its params, such as the name of the tool."""
+    """Run the handler of a call. Before that, check the call again if middleware may have changed its params."""
     if call.params_seen:
         spent = call.spends
         check(call)
@@ -537,13 +550,13 @@ async def _rechecked(check: Check, handler: Handler, call: Call) -> Result | Enc
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
-    """Return the result of a list method as a copy, not as cached bytes, because middleware may change it."""
+    """Run the handler of a list method; return a copy of its result, because middleware may change the result."""
     result = await handler(call)
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
 def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
-    """Call one middleware without a check of its result. `Dispatcher.run` checks the result of the outermost one."""
+    """Call one middleware without checking its result. `Dispatcher.run` checks the result of the first middleware."""
 
     def following() -> Awaitable[Any]:
         return chain(call)
@@ -559,7 +572,7 @@ async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result
 
 
 class Checks:
-    """The checks of calls that run before any code of the user. `by_method` has the check of each method."""
+    """The functions that check calls before any user code runs. `by_method` maps a method name to its function."""
 
     def __init__(self, tools: Tools, resources: Resources, prompts: Prompts, most_uris: int) -> None:
         self._prompts = prompts
@@ -585,7 +598,7 @@ class Checks:
 
     def _listen(self, call: Call) -> None:
         wanted = cast("ListenParams", call.envelope.params).notifications.resource_subscriptions or ()
-        if len(wanted) <= self._most_uris:  # more are refused later
+        if len(wanted) <= self._most_uris:  # a longer list is refused later
             self._require_scopes(call, wanted)
 
     def _require_scopes(self, call: Call, uris: Iterable[str]) -> None:
@@ -607,7 +620,7 @@ class Checks:
 
 
 class Extension:
-    """Base class of extensions. Derive from it, and pass an instance to `Server(extensions=[...])`.
+    """Base class of protocol extensions. Derive a class, and pass an instance to `Server(extensions=[...])`.
 
     >>> class Echo(Extension):
     ...     id = "com.example/echo"
@@ -624,28 +637,28 @@ class Extension:
         return {}
 
     def methods(self) -> Sequence[tuple[Method, Handler]]:
-        """Return the methods that the extension adds, with their handlers."""
+        """Return the methods that the extension adds, each with its handler."""
         return ()
 
     def middleware(self) -> Sequence[Middleware]:
-        """Return the middleware that the extension puts around every call."""
+        """Return the middleware that the extension adds to every call."""
         return ()
 
     def declared_by(self, call: Call) -> bool:
-        """Return whether the client declared this extension for this call."""
+        """Return whether the client of this call declared this extension."""
         return self.id in (call.envelope.client_capabilities.extensions or {})
 
     def require(self, call: Call) -> None:
         """Raise UndeclaredExtension if the client did not declare this extension.
 
-        If the server runs without sessions, clients of the session era are accepted: what they declared is unknown.
+        A server without sessions does not know what clients of the session era declared, so it accepts their calls.
         """
         if call.knows_client and not self.declared_by(call):
             raise UndeclaredExtension(call.method, self.id)
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:
-    """Raise RegistrationError for a malformed identifier, a repeated extension, or a method that exists already."""
+    """Raise RegistrationError if an extension id is malformed or given twice, or if a method exists already."""
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
     ids = [extension.id for extension in extensions]
     for extension in extensions:

@@ -1,7 +1,7 @@
 """Log requests under `weft.server`: at level `info` one line per call and per refusal, at `debug` every message.
 
-The log level is read once, when the server is created. If it is above `info`, the plain `Dispatcher` serves calls. For
-messages that are refused before they become calls, the level is checked each time.
+Whether calls are logged is decided once, when `dispatcher_class` is called. For messages that are refused before they
+become calls, the log level is checked each time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.server.runtime.dispatch import Answer, Dispatcher
 
 log = logging.getLogger("weft.server")
 
-_MOST_REASON = 300  # characters of a logged reason
+_MOST_REASON = 300  # maximum number of characters of a logged text
 
 
 def dispatcher_class() -> type[Dispatcher]:
@@ -30,15 +30,15 @@ def dispatcher_class() -> type[Dispatcher]:
 
 
 def is_wire_logged() -> bool:
-    """Return whether every message is logged."""
+    """Return whether every message is logged: this is the case if the log level is `debug`."""
     return log.isEnabledFor(logging.DEBUG)
 
 
 class LoggedDispatcher(Dispatcher):
-    """Serves calls, and logs a line for each."""
+    """A dispatcher that logs one line for each call."""
 
     async def run(self, call: Call) -> Answer:
-        """Serve one call and log it."""
+        """Serve one call and log it; return the HTTP status and the encoded response."""
         began = perf_counter()
         status: object = InternalError.code
         try:
@@ -57,7 +57,7 @@ class LoggedDispatcher(Dispatcher):
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel"):
-    """An error or a result, with only what is logged of it."""
+    """The fields of an error or a result that are needed for the log."""
 
     code: int | None = None
     is_error: bool = False
@@ -73,9 +73,9 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """Return a word for how a call ended: "isError", "asks" (it ended with questions), a code ("-32602"), or "ok".
+    """Return how a call ended, for the log: "isError", "asks" (for questions), an error code ("-32602"), or "ok".
 
-    With HTTP, the status comes first: "200/isError". A plain "200" stands for "ok".
+    With HTTP, the status code comes first, as in "200/isError", and "200" alone means "ok".
     """
     try:
         outcome = _read(body)
@@ -92,14 +92,14 @@ def _status(call: Call, status: int, body: bytes) -> object:
 
 
 def refused(what: object, era: str, status: object, reason: str) -> None:
-    """Log that a message was refused before it became a call. `what` is its method, if it has one."""
+    """Log that a message was refused before it became a call. `what` is the method of the message, if known."""
     if log.isEnabledFor(logging.INFO):
         method = what if isinstance(what, str) else "a message"
         log.info("refused %s %s %s: %s", _plain(method), era, status, _plain(reason))
 
 
 def refused_http(scope: Scope, status: int, reason: str) -> None:
-    """Log that an HTTP request was refused before its message was read."""
+    """Log that an HTTP request was refused before the message in its body was read."""
     if log.isEnabledFor(logging.INFO):
         address = (scope.get("client") or "-")[0]
         method, path = _plain(scope["method"]), masked_url(scope["path"])

@@ -1,8 +1,8 @@
-"""Provide the parts of a server that transports need, and enter and leave its lifespan.
+"""Provide the parts of a server that transports need, and run the lifespan of the server.
 
-The lifespan runs in a separate task, so that it is entered and left in the same task, whichever request comes first or
-last. An app that is mounted in another app gets no shutdown event. Then the lifespan is left when the event loop shuts
-down and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
+The lifespan runs in a separate task, so that its context manager is entered and left in the same task. An app that is
+mounted in another app gets no shutdown event. Then the lifespan is left when the event loop shuts down and cancels
+all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class Lifespan:
-    """The user's context manager: entered when the server starts, or with the first request, and left at the end."""
+    """The user's context manager that is entered before the first request is served, and left when the server stops."""
 
     def __init__(self, factory: LifespanFactory | None, services: Services) -> None:
         _check(factory)
@@ -44,7 +44,7 @@ class Lifespan:
         self._reported: tuple[str, str] | None = None  # the last failure that was logged, and its text for clients
 
     def report(self, error: Exception) -> str:
-        """Log that the lifespan failed to start, once for all waiting requests. Return the error text for clients."""
+        """Log that the lifespan failed to start (the same failure only once); return the error text for clients."""
         summary = summary_of(error)
         if self._reported is None or self._reported[0] != summary:
             text = report(f"The lifespan of {self._services.name!r}", error, debug=self._services.debug)
@@ -53,7 +53,10 @@ class Lifespan:
         return self._reported[1]
 
     async def start(self) -> None:
-        """Enter the context manager, unless it is entered already. Its exceptions are raised here."""
+        """Enter the context manager. Does nothing if it is entered already.
+
+        If entering fails, the exception of the context manager is raised here.
+        """
         if self.started:
             return
         loop = asyncio.get_running_loop()
@@ -64,7 +67,7 @@ class Lifespan:
         await asyncio.shield(self._ready)
 
     async def stop(self) -> None:
-        """Leave the context manager if it was entered; cancel it if it is being entered."""
+        """Leave the context manager. If it is not completely entered yet, cancel its task instead."""
         if self.task is None or self._stop is None:
             return
         self._stop.set()
@@ -106,14 +109,14 @@ class Lifespan:
             if is_cancelled():
                 raise
         finally:
-            # Without `stop`, the start has failed or the event loop shuts down. The next request starts it again.
+            # If `stop` was not called, the start failed or the event loop shuts down. The next request starts again.
             if self._ready is ready:
                 self._ready = None
                 self.started = False
 
 
 def _check(factory: Any) -> None:
-    """Raise UsageError if `factory` cannot be a lifespan. The factory is not called."""
+    """Raise UsageError if `factory` cannot be used as a lifespan. This does not call the factory."""
     if factory is None:
         return
     name = getattr(factory, "__name__", type(factory).__name__)
@@ -139,7 +142,10 @@ def _no_lifespan(what: str) -> UsageError:
 
 
 def _failure(error: BaseException) -> Exception:
-    """Return the error for requests that wait for the lifespan: `error`, or a RuntimeError if it is no Exception."""
+    """Return the exception to raise in requests that wait for the lifespan, after it failed with `error`.
+
+    This is `error` itself, or a RuntimeError if `error` is not an Exception (but, for example, a SystemExit).
+    """
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"The lifespan raised {type(error).__name__} before it yielded; raise an Exception instead.")
@@ -149,25 +155,26 @@ def _failure(error: BaseException) -> Exception:
 
 log = logging.getLogger("weft.background")
 
-MOST = 1000  # functions that run at the same time; more are not called, which is logged
+MOST = 1000  # most functions that run at the same time; another function is not called, and a warning is logged
 
 _Key = tuple[Callable[[Connection], Any], Connection]
 
 
 class Background:
-    """Runs functions in tasks that belong to no call. Their exceptions are logged."""
+    """Runs user functions in background tasks, outside of calls, and logs their exceptions."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._seldom = Seldom(log)  # limits how often a warning that clients can cause is logged
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
-        self._again: set[_Key] = set()  # functions to call once more when they have ended
+        self._again: set[_Key] = set()  # functions to call again when they have ended
 
     def start(self, option: str, fn: Callable[[Connection], Any], connection: Connection) -> None:
-        """Call `fn(connection)` in a task. `option` is the option that `fn` was given to, for error messages.
+        """Call `fn(connection)` in a background task.
 
-        If `fn` still runs for this connection, it is called again when it has ended, but only once, however often
-        `start` was called. So a client that repeats a notification cannot start many tasks.
+        If `fn` is still running for this connection, it is called once more after it has ended, even if `start` was
+        called several times meanwhile. So a client that repeats a notification cannot start many tasks. `option` is the
+        name of the server option with which the user registered `fn`, for error messages.
         """
         key, name = (fn, connection), repr(getattr(fn, "__name__", option))
         if key in self._tasks:
@@ -179,7 +186,7 @@ class Background:
             self._tasks[key] = asyncio.get_running_loop().create_task(running, name=f"weft-{name}")
 
     async def close(self, timeout: float) -> None:
-        """Cancel the tasks, and wait at most `timeout` seconds until they have ended."""
+        """Cancel all background tasks, and wait at most `timeout` seconds until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -218,10 +225,10 @@ class Runtime(Services):
         self, *args: Any, eras: tuple[ServerEra, ...], lifespan: LifespanFactory | None, **options: Any
     ) -> None:
         super().__init__(*args, **options)
-        self.eras = eras  # the eras that are served, in the order in which they are tried
+        self.eras = eras  # eras that the server serves, in the order in which they are tried
         self.lifespan = Lifespan(lifespan, self)
         self.background = Background(self)
-        self.open_calls = OpenCalls()  # calls that wait for something
+        self.open_calls = OpenCalls()  # unfinished calls that have to wait
         self.subscriptions = ListenStreams(self)
 
     @CachedValue
@@ -230,25 +237,26 @@ class Runtime(Services):
         return self.make_dispatcher()
 
     def make_dispatcher(self) -> Dispatcher:
-        """Compose the method table with the middleware that is registered now."""
+        """Return a new dispatcher with the handlers and middleware that are registered now."""
         raise NotImplementedError
 
     def roots_changed(self, connection: Connection) -> None:
-        """Call the functions that the user registered for changed roots."""
+        """Start the functions that the user registered for a change of the client's roots."""
         raise NotImplementedError
 
     def close_streams(self) -> None:
-        """End listen streams and standalone streams, because the process is about to stop."""
+        """End all listen streams and standalone streams, because the process is about to stop."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Close everything, at the end of the process."""
+        """Stop the server: end its calls, sessions and background tasks, and leave the lifespan."""
         raise NotImplementedError
 
     def is_full(self, *, own: int = 0) -> bool:
-        """Return whether the limit of running requests is reached; listen streams have a separate limit.
+        """Return whether the server has reached its limit of running requests.
 
-        `own` is how many of the running requests belong to the caller itself. They are not counted.
+        Listen streams are not counted, because they have a separate limit. `own` is the number of running requests that
+        belong to the caller of this method. These requests are not counted either.
         """
         most = self.limits.in_flight + own
         return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most

@@ -1,7 +1,7 @@
-"""Serve listen streams, on which clients get notified of changes, and end streams whose token expires.
+"""Serve listen streams, which notify clients of changes, and end streams when their token expires.
 
-A listen stream is one `subscriptions/listen` call that stays open. Its inbox keeps each change once, so that the
-memory for a slow client is limited by the size of its filter. A slow client delays no other client.
+A listen stream is one `subscriptions/listen` call that stays open. Its inbox stores equal changes only once, so that
+the size of a client's filter limits the memory for unsent changes. A slow client does not delay other clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "res
 
 
 def check_uris(uris: Collection[str], limits: Limits) -> None:
-    """Raise InvalidParams if a client subscribes to too many resources, or if their URIs are too long."""
+    """Raise InvalidParams if a client subscribes to too many URIs, or if the URIs are too long."""
     sizes = [len(uri.encode()) for uri in uris]
     if (
         len(sizes) > limits.listen_uris
@@ -43,7 +43,7 @@ def check_uris(uris: Collection[str], limits: Limits) -> None:
 
 
 class ListenStream:
-    """One open stream: its filter, and the changes that were not sent yet."""
+    """One open listen stream: its filter, and the changes that were not sent yet."""
 
     __slots__ = ("ended", "expired", "filter", "id", "inbox", "peer", "uris", "wake")
 
@@ -54,11 +54,11 @@ class ListenStream:
         self.uris = frozenset(filter.resource_subscriptions or ())
         self.wake = asyncio.Event()
         self.inbox = ChangeInbox(self.accepts, self.uris, self.wake.set)
-        self.ended = False  # whether the server ends the stream
-        self.expired = False  # whether it ends because the client's token has expired
+        self.ended = False  # whether the server is ending the stream
+        self.expired = False  # whether the stream ends because the client's token has expired
 
     def accepts(self, change: Change) -> bool:
-        """Return whether a change passes the filter."""
+        """Return whether a change matches the filter of this stream."""
         if change.kind == "resource":
             return change.concerns(self.uris)
         return bool(getattr(self.filter, _LISTS[change.kind]))
@@ -75,20 +75,20 @@ class ListenStream:
 
 
 class ListenStreams:
-    """All listen streams of a server."""
+    """All open listen streams of a server."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._streams: dict[ListenStream, None] = {}
         self._per_peer: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the streams
-        self._closed: asyncio.AbstractEventLoop | None = None  # event loop in which `close` ended all streams
+        self._closed: asyncio.AbstractEventLoop | None = None  # event loop in which `close` has ended all streams
 
     def __len__(self) -> int:
         return len(self._streams)
 
     async def listen(self, call: Call) -> EmptyResult:
-        """Serve `subscriptions/listen`: acknowledge, then send changes until either side ends the stream."""
+        """Serve `subscriptions/listen`: acknowledge the request, then send changes until one side ends the stream."""
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
         stream = ListenStream(call.id, self._offered(wanted), call.peer)
@@ -114,7 +114,7 @@ class ListenStreams:
         return EmptyResult(meta=meta)
 
     def close(self, peer: str | None = None) -> int:
-        """End all open streams, or only those of `peer`, after their pending changes are sent. Return their number.
+        """End all streams, or only the streams of `peer`, after their pending changes are sent. Return how many ended.
 
         After `close()` without a peer, a stream that is opened later in the same event loop ends at once.
         """
@@ -126,11 +126,11 @@ class ListenStreams:
         return len(ending)
 
     def reopen(self) -> None:
-        """Accept streams again after `close`, for a program that serves the same server a second time."""
+        """Accept new streams again after `close()`, for a program that runs the same server a second time."""
         self._closed = None
 
     def close_soon(self) -> None:
-        """Close all streams, from any thread or a signal handler."""
+        """Schedule `close()` in the event loop of the streams. Can be called from any thread or a signal handler."""
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:  # another thread
@@ -174,18 +174,19 @@ class ListenStreams:
 
 Show: TypeAlias = Callable[[TokenInfo | None], None]  # takes a newer token of the client
 
-AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
+AGAIN_SECONDS = 1.0  # seconds until `end` is called again, if it returned True
 
 
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Return a context in which `end` is called when the token expires.
+    """Return a context manager that calls `end` when the token `info` expires.
 
-    While `end` returns True, it is called again each second.
+    If `end` returns True, it is called again after a second.
 
-    The `with` statement gives a function. Call it with every newer token of the client: `end` is called when the last
-    of the tokens expires. `end` is not called if the server does not verify tokens, or if a token has no expiry.
+    The context manager yields a function. Call this function with each newer token of the client, so that `end` is
+    called only when all tokens have expired. `end` is never called if the server does not verify tokens, or if the
+    token has no expiry.
     """
     return _NEVER if services.auth is None else _expiring(services.auth.leeway, info, end)
 
