@@ -1,1 +1,1 @@
-"""Serve MCP: what a program registers, how a call is answered, and what carries it."""
+"""Serve MCP: register features, answer calls, and connect clients over HTTP or stdio."""

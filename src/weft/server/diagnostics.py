@@ -22,19 +22,19 @@ from weft.protocol.names import closest, printable
 
 log = logging.getLogger("weft.faults")
 
-MOST_FRAMES = 6  # Frames of the user's code in one log entry.
+MOST_FRAMES = 6  # Largest number of frames of the user's code in one log entry.
 
-MOST_VERSIONS = 32  # Versions in the log: a peer can invent any number of them.
+MOST_VERSIONS = 32  # Largest number of refused versions that are logged: a peer can invent any number of them.
 
-_refused_versions: set[str] = set()
+_refused_versions: set[str] = set()  # The refused versions that are already logged.
 
 
 class Unserialisable(WeftError):
-    """A handler returned something that is not JSON. The message names the type, the place and the remedy."""
+    """Raised if a handler returns a value that cannot be sent as a result. The message says what to return instead."""
 
 
 def target(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that holds the code behind a partial, a bound method, a wrapper or a callable object."""
+    """Return the function inside a partial, bound method, wrapper or callable object; otherwise return `fn` itself."""
     found: Any = fn
     while True:
         if isinstance(found, functools.partial):
@@ -50,7 +50,7 @@ def target(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def location(fn: Callable[..., Any]) -> str:
-    """Return the file and line of a function.
+    """Return the place of a function as `file:line`, or as `module name` if the function has no Python code.
 
     >>> location(location).rpartition(":")[0].endswith("diagnostics.py")
     True
@@ -63,7 +63,7 @@ def location(fn: Callable[..., Any]) -> str:
 
 
 def caller() -> str:
-    """Return the file and line from which the user's code called Weft."""
+    """Return the file and line, outside Weft, where the current call into Weft was made."""
     frame = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "weft":
         frame = frame.f_back
@@ -71,7 +71,7 @@ def caller() -> str:
 
 
 def describe(fn: Callable[..., Any]) -> str:
-    """Return the name of a function with its place: `book (server.py:12)`."""
+    """Return the name and the place of a function, such as `book (server.py:12)`."""
     name = getattr(target(fn), "__name__", None) or type(fn).__name__
     if name == "__call__" and not inspect.isroutine(fn):
         name = type(fn).__name__
@@ -79,7 +79,7 @@ def describe(fn: Callable[..., Any]) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a path relative to the working directory, or its last two parts if it is outside."""
+    """Return a path relative to the working directory. For a path outside this directory, return its last two parts."""
     if filename.startswith("<"):
         return filename
     path = Path(filename)
@@ -90,7 +90,7 @@ def short_path(filename: str) -> str:
 
 
 def user_frames(error: BaseException) -> list[str]:
-    """Return the user's own frames of a traceback, outermost first, each as `file:line in name: source`."""
+    """Return the traceback frames in the user's code, outermost first, each as `file:line in name: source`."""
     return [
         f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
         for frame in traceback.extract_tb(error.__traceback__)
@@ -99,9 +99,9 @@ def user_frames(error: BaseException) -> list[str]:
 
 
 def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the local names of the running function that defines `fn`; empty if `fn` is defined at top level.
+    """Return the local variables of the running function that defines `fn`; empty if there is no such function.
 
-    Annotations that are written as text are evaluated with these names, because they may name a local class.
+    String annotations of `fn` are evaluated with these variables, because an annotation may name a local class.
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
     outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
@@ -116,7 +116,7 @@ def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file is the user's own: not Weft's, nor the standard library's, nor an installed package's."""
+    """Return whether a file is the user's code: not part of Weft, the standard library or an installed package."""
     if filename.startswith("<") or filename.endswith(".pyx"):  # generated or compiled code
         return False
     path = Path(filename).resolve()
@@ -133,10 +133,10 @@ def _foreign_folders() -> tuple[Path, ...]:
 
 
 def report(what: str, error: BaseException, *, debug: bool, secret: str = "") -> str:
-    """Log `error`, raised by `what`, with the user's own frames; return the text for the peer.
+    """Log an error with the frames of the user's code, and return the error message for the peer.
 
-    `secret` was an argument of `what`, so the error may contain it, as a KeyError does. It is left out of the log and
-    of the text for the peer.
+    `what` describes the code that raised the error, such as "The token verifier". `secret` is a text that the error may
+    contain, such as a token. `secret` is removed from the log and from the message for the peer.
     """
     frames = user_frames(error)
     more = ""
@@ -167,16 +167,19 @@ def summary_of(error: BaseException) -> str:
 
 
 def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
-    """Log an error, raised by `what`, whose code is reserved by the protocol; return the text for the peer."""
+    """Log that `what` raised an error with a code that the protocol reserves; return the error message for the peer.
+
+    `what` describes the handler that raised the error.
+    """
     why = "is not sent: the protocol reserves the codes from -32768 to -32000. Use another one."
     text = f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. Its code {error.code} {why}"
     return record(text, user_frames(error)[-MOST_FRAMES:], debug=debug)
 
 
 def _missing_await(error: BaseException) -> str:
-    """Return the remedy if the error was caused by a missing `await`, else an empty text.
+    """Return a hint for the log if a missing `await` caused the error; otherwise return an empty text.
 
-    The coroutine that was not awaited is closed, so that Python does not warn as well.
+    The coroutine that was not awaited is closed, so that Python does not log a warning about it as well.
     """
     if not isinstance(error, AttributeError | TypeError) or "'coroutine' object" not in str(error):
         return ""
@@ -194,10 +197,10 @@ def _missing_await(error: BaseException) -> str:
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
-    """Log a failure under a new reference; return the text for the peer.
+    """Log a failure with a new reference number, and return the error message for the peer.
 
-    A peer may have written part of the text, as in "no seat x". The lines of the text are marked, so that none of
-    them looks like an entry of the log.
+    If `debug` is False, this message has only the reference number. Part of `text` may come from a peer, as in "no seat
+    x". So all lines of `text` after the first are marked in the log: they must not look like log entries.
     """
     reference = os.urandom(4).hex()
     log.error("%s", "\n".join([f"{marked_lines(text)} [error {reference}]", *(f"  {frame}" for frame in frames)]))
@@ -208,7 +211,7 @@ def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
 
 
 def note_refusal(error: ProtocolError) -> None:
-    """Warn, once for each version, if a client was refused because of its protocol version."""
+    """Log a warning if `error` refuses the protocol version of a client. Each version is logged once."""
     if not isinstance(error, UnsupportedVersion):
         return
     requested = printable(error.data["requested"], "?")
@@ -225,7 +228,7 @@ def shorten_tracebacks() -> None:
         _show_others, sys.excepthook = sys.excepthook, _show
 
 
-_show_others = sys.excepthook
+_show_others = sys.excepthook  # the hook for all exceptions except `UsageError`
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -237,11 +240,11 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     sys.stderr.write("".join(shown.format(chain=False)))
 
 
-_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # a valid scope (RFC 6749, 3.3)
 
 
 def with_article(name: str) -> str:
-    """Return the name of a type with its article.
+    """Return the name of a type with "a" or "an" before it.
 
     >>> with_article("int"), with_article("str")
     ('an int', 'a str')
@@ -260,7 +263,7 @@ def did_you_mean(name: object, known: Sequence[str]) -> str:
 
 
 def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError if one of `options` is not in `known`. `what` is the object with the options: "A tool"."""
+    """Raise UsageError if one of `options` is not in `known`. The message begins with `what`, such as "A tool"."""
     for name in options:
         if name not in known:
             remedy = f"{did_you_mean(name, known)}The options are: {', '.join(known)}."
@@ -268,7 +271,7 @@ def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 def check_limits(limits: Limits) -> None:
-    """Raise UsageError for a negative limit, and for `threads=0`."""
+    """Raise UsageError if a limit is negative, or if `threads` is 0."""
     for name in limits.__struct_fields__:
         value = getattr(limits, name)
         least = 1 if name == "threads" else 0  # Without a thread, a plain function would wait forever.
@@ -277,7 +280,10 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the scopes of an option without duplicates; raise UsageError if one is malformed or `offline_access`."""
+    """Return the scopes without duplicates. Raise UsageError if a scope is malformed, or is `offline_access`.
+
+    `where` is the beginning of the error message: the object that has the scopes.
+    """
     if isinstance(scopes, str):
         raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.
@@ -287,9 +293,9 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
-    """Register `fn` and return it. If `fn` is None, return a decorator that registers a function.
+    """Call `register(fn)` and return `fn`. If `fn` is None, return a decorator that does the same with a function.
 
-    `kind` is the name of the decorator, such as "tool", for an error message.
+    `kind` is the name of the decorator in error messages, such as "tool".
     """
 
     def decorator(function: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Serve one MCP endpoint as an ASGI app: check a request, read its body, give the message to the exchange of its era.
+"""Serve one MCP endpoint as an ASGI app: check a request, read its body, pass the message to the exchange of its era.
 
-An exchange serves the messages of one era: `SessionExchange`, `StatelessExchange`.
+An exchange is the object that serves the messages of one era: a `SessionExchange` or a `StatelessExchange`.
 
-The checks read the raw ASGI scope, in a fixed order: path, host and origin of the request, its token, the verb, the
-body. The answer to a refused request is an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the
-one place that turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets
-masked.
+The checks read the raw ASGI scope, in a fixed order: the path, host and origin of the request, its token, its HTTP
+method, its body. The answer to a refused request is an HTTP status and a JSON-RPC error without an id. Only
+`HttpApp.__call__` turns errors into responses. At the log level `debug`, a subclass logs every message, with its
+secrets masked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.sessions import Sessions
 
-_seldom = Seldom(logging.getLogger("weft.http"))  # for lines that a peer can cause as often as it likes
+_seldom = Seldom(logging.getLogger("weft.http"))  # a logger that skips repeated lines
 
 _NO_APP = "A Server is not an ASGI app. Use server.asgi() instead: app.mount('/', server.asgi('/mcp'))."
 
@@ -52,17 +52,17 @@ _METADATA_VERBS = ("GET", "HEAD")  # the HTTP server sends only the head of the 
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
 
-_LARGE = 64 * 1024  # size in bytes from which messages are served one after the other
+_LARGE = 64 * 1024  # messages with at least this many bytes are served one after the other
 
-_MOST_PASSES = 1024  # combinations of headers that are cached
+_MOST_PASSES = 1024  # largest number of header combinations in the cache
 
-_MOST_BYTES = 512  # total size of the headers in one of these combinations
+_MOST_BYTES = 512  # largest total size of the headers in one of these combinations
 
 
 class HttpApp:
     """The ASGI app of one MCP endpoint, to run under any ASGI server or to mount in another app.
 
-    Many parent apps do not pass lifespan events on. In such an app, the first request enters the server's lifespan.
+    Many parent apps send no lifespan events to a mounted app. Then the first request starts the server's lifespan.
 
     With `Route("/tools", server.asgi())`, the endpoint is at `/tools`, whatever `path` is. With `app.mount("/tools",
     server.asgi())`, it is at `/tools`, and also at `path` below `/tools`. With `app.mount("/", server.asgi())`, it is
@@ -89,7 +89,7 @@ class HttpApp:
         self._sessions = sessions
         self._turns = LargeMessageQueue(runtime.limits)
         self._bodies = BodyMemory(runtime.limits)
-        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # largest body that does not wait for others
+        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # size of the largest body that is never queued
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if auth is None else auth.host
@@ -97,7 +97,7 @@ class HttpApp:
         self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies, shared_limits(runtime.limits), "--trust-proxy")
         self._gate = None if auth is None else BearerAuth(auth, runtime)
-        self._is_plain = not trusted_proxies and self._gate is None  # whether the sender needs no check
+        self._is_plain = not trusted_proxies and self._gate is None  # whether the sender is not checked
         self._session: SessionExchange | None = None
         self._stateless: StatelessExchange | None = None
         self._verbs: Sequence[str] = ("POST",)
@@ -109,13 +109,14 @@ class HttpApp:
                 self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else SseExchange(runtime, sessions, self._session, sse_path, self._paths)
         self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
-        # Headers that were checked before, and the forms of answer they accept. Clients repeat the same ones.
+        # Cache of header combinations that passed the checks, each with the response formats that it accepts. Clients
+        # send the same headers again and again.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 
-    # Typed as `Any`, because Starlette, asgiref and uvicorn have different types for these three, and the app must fit
-    # all of them.
+    # The parameters have the type `Any`, because Starlette, asgiref and uvicorn have different types for them, and the
+    # app must work with all three.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one ASGI connection."""
+        """Serve one ASGI connection: an HTTP request or the lifespan. Refuse a WebSocket."""
         if scope["type"] != "http":
             await self._serve_other(scope, receive, send)
             return
@@ -147,7 +148,10 @@ class HttpApp:
             await self._answer_failure(error, reply)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
-        """Answer a browser's preflight request before tokens are checked, because a preflight has no token."""
+        """Answer a CORS preflight request. Raise `Refusal` if its host or origin is not allowed.
+
+        Tokens are not checked, because browsers send a preflight without a token.
+        """
         is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
         verbs = _METADATA_VERBS if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
@@ -162,7 +166,10 @@ class HttpApp:
         await reply.refuse(refusal)
 
     async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
-        """Check a request and its sender. If it is a preflight or asks for the metadata, answer it and return True."""
+        """Check a request and its sender. Return True if the request is already answered.
+
+        Two kinds of requests are answered here: CORS preflights, and requests for the protected resource metadata.
+        """
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
@@ -188,7 +195,7 @@ class HttpApp:
         return False
 
     async def _serve_post(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
-        """Serve a POST request: one message, or an array of messages."""
+        """Serve a POST request. Its body is one message, or an array of messages."""
         runtime = self.runtime
         body = self._take_body(scope, headers, reply.receive)
         if not isinstance(body, bytes):
@@ -211,17 +218,17 @@ class HttpApp:
             runtime.in_flight -= 1
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500.
+        """Log an unexpected error, and answer with HTTP status 500.
 
-        A UsageError can only come from `read_caller`, so the log then says that the app that verifies the callers
-        failed.
+        A UsageError can only come from `read_caller`. It means that the app that verifies the callers has failed, and
+        the log says so.
         """
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
 
     async def _serve_verb(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
-        """Serve GET and DELETE, which only sessions have."""
+        """Serve a GET request, which opens a stream of a session, or a DELETE request, which ends a session."""
         assert self._session is not None  # else the request was refused
         caller = read_caller(scope)
         if scope["method"] == "GET":
@@ -230,7 +237,7 @@ class HttpApp:
             await self._session.end(headers, caller, reply)
 
     async def _serve_sse(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
-        """Serve a request of HTTP+SSE, the transport of the oldest revision."""
+        """Serve a request at one of the two paths of HTTP+SSE, the transport of the oldest revision."""
         runtime, sse = self.runtime, self._sse
         assert sse is not None
         if not runtime.lifespan.started and not await self._start(reply):
@@ -249,15 +256,18 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def close_streams(self) -> None:
-        """Close long-lived streams, because the process is about to stop. Later streams are closed when they open.
+        """Close all long-lived streams, because the process is about to stop. Streams that open later close at once.
 
-        An ASGI server that waits for open responses before it stops the app would wait for these streams forever. This
-        method may be called from a signal handler and from any thread.
+        Many ASGI servers wait for open responses before they stop the app. They would wait for these streams forever.
+        This method may be called from a signal handler and from any thread.
         """
         self.runtime.close_streams()
 
     async def _start(self, reply: HttpReply) -> bool:
-        """Enter the lifespan if the host has not entered it. If that fails, answer with the error and return False."""
+        """Start the lifespan, if it is not started, and return True.
+
+        If the lifespan fails to start, answer the request with an error, and return False.
+        """
         try:
             await self.runtime.lifespan.start()
         except Exception as error:  # noqa: BLE001 - the next request tries again
@@ -267,23 +277,24 @@ class HttpApp:
         return True
 
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
-        """Check a request before its body is read, and return the forms of answer that it accepts."""
+        """Check the path and the headers of a request, and return the response formats that the client accepts."""
         accepts = self._known_pass(scope, headers)
         return self._check_form(scope, headers, self._check_place(scope, headers)) if accepts is None else accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """Return the forms of answer that are cached for requests with the same headers; None if none are cached.
+        """Return the accepted response formats, if a request with the same headers has passed the checks before.
 
-        Also return None if the request is not a POST to `path`, or if the app is mounted: then all checks are made.
+        Otherwise return None: then all checks must be made. Also return None if the request is not a POST to the path
+        of the endpoint, if it has a `Content-Encoding`, or if the app is mounted.
         """
         is_usual = scope["method"] == "POST" and scope["path"] == self.path and not scope.get("root_path")
         return self._passes.get(_facts(headers)) if is_usual and b"content-encoding" not in headers.known else None
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
-        """Check the path, host and origin of a request, and return the verbs that are served at the path."""
+        """Check the path, host and origin of a request, and return the HTTP methods that are served at the path."""
         if self._gate is None and TOKEN_INFO not in scope:  # with tokens, clients are counted by their principal
             self._proxies.warn(scope, headers)
-        if self.follows_host:  # done here, because the first request always gets here, and few others do
+        if self.follows_host:  # called here, because the first request always gets here, and few others do
             self.follows_host = False
             follow_host_signals(self.runtime)
         verbs = self._verbs_at(scope)
@@ -291,9 +302,10 @@ class HttpApp:
         return verbs
 
     def _shown_path(self, scope: Scope) -> str:
-        """Return the path of the endpoint as clients see it, with the mount.
+        """Return the full path of the endpoint, for an error message.
 
-        This is `path` below the mount, or the mount itself if it ends with `path`.
+        This is the path of the mount, followed by the path of the endpoint. If the path of the mount already ends with
+        the path of the endpoint, return the path of the mount with a slash at the end.
         """
         root: str = scope.get("root_path", "").rstrip("/")
         path = self.path.rstrip("/")
@@ -307,7 +319,7 @@ class HttpApp:
             raise Refusal(403, refused("origin", origin))
 
     def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
-        """Check the verb and the headers about the body. Return the forms of answer that the request accepts."""
+        """Check the HTTP method and the content headers. Return the response formats that the client accepts."""
         _check_verb(scope, verbs)
         facts = _facts(headers)
         _, _, content_type, accept = facts
@@ -324,7 +336,7 @@ class HttpApp:
         return accepts
 
     def _verbs_at(self, scope: Scope) -> Sequence[str]:
-        """Return the verbs that are served at the path of a request; raise a `Refusal` if nothing is served there."""
+        """Return the HTTP methods that are served at the path of a request. Raise `Refusal` if there are none."""
         inner = _inner_path(scope)
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
@@ -333,16 +345,21 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Return whether a request is for the endpoint: at `path`, at the root of a mount, or by a `Route`."""
-        # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
-        # does not change the root path, so it is recognised by another key that it leaves in the scope.
+        """Return whether a request is for the MCP endpoint. `inner` is its path below the mount.
+
+        Return True if `inner` is the path of the endpoint or the root of a mount, or if Starlette has found the app by
+        a `Route`.
+        """
+        # A `Mount` of Starlette sets "endpoint" too, for every path below the mount, so there the path decides. A
+        # `Mount` at "/" does not change the root path, so it is recognised by another key that it sets in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
         return inner in self._paths or (bool(scope.get("root_path")) and inner in ("", "/")) or routed
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """Return the body if it is small and complete. Otherwise return a coroutine that reads it.
+        """Return the request body if it is small and has arrived. Otherwise return a coroutine that reads the body.
 
-        Raises `Refusal` if the declared length is above the limit. The coroutine limits the size and the time.
+        Raises `Refusal` if the `Content-Length` is above the limit. The coroutine raises `Refusal` if the body is too
+        large or arrives too slowly.
         """
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
@@ -361,10 +378,10 @@ class HttpApp:
         return self._await_body(scope, receive, PendingCoroutine(receiving, awaited))
 
     async def _await_body(self, scope: Scope, receive: Receive, first: Message | PendingCoroutine[Message]) -> bytes:
-        """Read a body that is not complete yet, or is large. After a large body, wait until its request may be served.
+        """Read and return a body that is large or has not arrived. If it is large, wait until it may be served.
 
-        The request is not counted as in flight while its body is read, because slow peers could then use up the limit
-        of requests in flight. Instead, the bytes of large bodies are counted.
+        While its body is read, the request is not counted as in flight. Otherwise slow peers could use up the limit of
+        requests in flight. Instead, the bytes of large bodies are counted.
         """
         runtime, peer = self.runtime, read_caller(scope).peer
         held = self._bodies.hold(peer)
@@ -379,7 +396,11 @@ class HttpApp:
         return body
 
     async def _read_rest(self, receive: Receive, first: Message | PendingCoroutine[Message], held: HeldBody) -> bytes:
-        """Read a body whose first ASGI message is `first`. If it is large, count its bytes in `held`."""
+        """Read and return the body that begins with the ASGI message `first`.
+
+        The bytes of a large body are counted in `held`. Raises `Refusal` if the body is too large, too slow or
+        incomplete.
+        """
         limits = self.runtime.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
@@ -406,7 +427,7 @@ class HttpApp:
         return bytes(body)
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a WebSocket, or enter and leave the lifespan when the ASGI server requests it."""
+        """Serve a connection that is not HTTP: refuse a WebSocket; start and stop the server on lifespan events."""
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1002})
@@ -422,7 +443,7 @@ class HttpApp:
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error, because a `Server` was mounted or run as an ASGI app, instead of `server.asgi()`."""
+    """Answer with an error, because the program uses a `Server` as an ASGI app instead of `server.asgi()`."""
     is_mounted = "app" in scope  # set by Starlette
     text = _NO_APP if is_mounted else _NO_APP_ALONE.format(module=_module_of(server))
     if scope["type"] == "lifespan":  # the ASGI server then does not start
@@ -435,7 +456,7 @@ async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive,
 
 
 def _module_of(server: object) -> str:
-    """Return the name of the module that has a server as a global variable; "module" if there is none."""
+    """Return the name of the module that has `server` as a global variable; "module" if there is no such module."""
     for name, module in list(sys.modules.items()):
         if any(value is server for value in list(vars(module).values())):
             return name
@@ -459,28 +480,28 @@ def _check_verb(scope: Scope, verbs: Sequence[str]) -> None:
 
 
 def _inner_path(scope: Scope) -> str:
-    """Return the path below the mount of the app."""
+    """Return the path of a request without the path at which the app is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root) else path
 
 
 def _facts(headers: Headers) -> tuple[bytes | None, ...]:
-    """Return the values of the headers that the checks read: host, origin, content type, accept."""
+    """Return the values of four headers that are checked: host, origin, content type, accept."""
     known = headers.known
     return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")
 
 
-_MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
+_MOST_KEPT = 64 * 1024  # largest number of bytes of a request body that are logged
 
 
 def app_class() -> type[HttpApp]:
-    """Return the class for HTTP apps: if the log level is `debug`, the class that logs messages."""
+    """Return `HttpApp`; or, if the log level is `debug`, its subclass that logs every message."""
     return _LoggedApp if is_wire_logged() else HttpApp
 
 
 class _LoggedApp(HttpApp):
-    """An HTTP app that logs what it receives and sends."""
+    """An HTTP app that logs every request and response."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -490,7 +511,7 @@ class _LoggedApp(HttpApp):
 
 
 class _Exchange:
-    """Logs one HTTP request and its response when each is complete, and each event of a stream when it is sent."""
+    """Logs one HTTP request, its response and each event of a stream. Wraps the ASGI functions `receive` and `send`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = "?" if scope.get("query_string") else ""
@@ -527,6 +548,6 @@ class _Exchange:
 
 
 def _masked_event(body: bytes) -> str:
-    """Return a body with its secrets masked. If it contains events of a stream, return only their data."""
+    """Return a response body with its secrets masked. If the body has SSE events, return only their data."""
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)

@@ -1,4 +1,4 @@
-"""Close streams and the lifespan when the process that hosts the app is stopped by a signal.
+"""Close streams and exit the lifespan when a signal stops the program that hosts the app.
 
 The host is another program, such as `uvicorn api:app` with a server mounted in `api`. Starlette and FastAPI do not pass
 lifespan events on to mounted apps. So a signal handler is installed in front of the host's handler.
@@ -33,18 +33,18 @@ from weft.server.runtime.runtime import Runtime
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)  # in the order in which recorded signals are raised
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()  # the servers whose streams are closed
-_waiting: set[asyncio.Task[Any]] = set()  # lifespans that must exit, but have not begun to
-_leaving: set[asyncio.Task[Any]] = set()  # lifespans that are exiting
+_waiting: set[asyncio.Task[Any]] = set()  # tasks of lifespans that must exit, but have not begun to exit
+_leaving: set[asyncio.Task[Any]] = set()  # tasks of lifespans that are exiting
 _former: dict[int, Any] = {}  # signal handlers that `_note` has replaced
 _noted: set[int] = set()  # signals that came while a lifespan was exiting
 _blocked: set[int] = set()  # signals that Weft has blocked: SIGTERM, unless the host blocks it
 
 
 def follow_host_signals(runtime: Runtime) -> None:
-    """From now on, close the streams of a server when the host gets a signal.
+    """Install signal handlers that close the streams of a server, and then call the signal handlers of the host.
 
-    Do nothing in other threads than the main thread, because they cannot set signal handlers. Do nothing if the host
-    has no handler for SIGTERM, because the signal then ends the process at once.
+    Do nothing outside the main thread, because only the main thread can set signal handlers. Do nothing if the host has
+    no handler for SIGTERM, because the signal then ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGTERM)):
         return  # only the main thread can set handlers; without the host's handler, a signal ends the process at once
@@ -57,7 +57,7 @@ def follow_host_signals(runtime: Runtime) -> None:
 
 
 def _on_signal(before: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
-    """Close the streams, and then call the host's handler `before`."""
+    """Handle a signal: close the streams of all servers, then call `before`, the signal handler of the host."""
     for runtime in list(_runtimes):
         runtime.close_streams()
         with contextlib.suppress(RuntimeError):  # no loop runs
@@ -69,7 +69,7 @@ def _on_signal(before: Callable[[int, FrameType | None], Any], number: int, fram
 
 
 def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Delay the host's second SIGTERM until the lifespan in `task` begins to exit, or `task` has ended."""
+    """Block SIGTERM until the lifespan that runs in `task` begins to exit, or `task` ends."""
     if task not in _waiting | _leaving:
         _waiting.add(task)
         task.add_done_callback(_release)
@@ -77,7 +77,7 @@ def _wait_for(task: asyncio.Task[Any]) -> None:
 
 
 def _leave(task: asyncio.Task[Any]) -> None:
-    """Delay SIGINT and SIGTERM until `task`, whose lifespan is exiting, has ended."""
+    """Delay SIGINT and SIGTERM until `task` has ended. Called when the lifespan that runs in `task` begins to exit."""
     if threading.current_thread() is threading.main_thread():
         _wait_for(task)
         _waiting.discard(task)
@@ -92,10 +92,10 @@ def _release(task: asyncio.Task[Any]) -> None:
 
 
 def _hold() -> None:
-    """Delay signals as long as a lifespan needs it, and end the delay when no lifespan does.
+    """Start or end the delay of signals, depending on the lifespans that still have to exit.
 
-    While a lifespan exits, signals are recorded. When all have exited, restore the former signal handlers, and raise
-    the recorded signals. Before a lifespan exits, SIGTERM is blocked (`_block`).
+    While a lifespan exits, signals are only recorded. When all lifespans have exited, the former signal handlers are
+    restored, and the recorded signals are raised. Before a lifespan begins to exit, SIGTERM is blocked (`_block`).
     """
     if _leaving and not _former:
         _former.update({number: signal.signal(number, _note) for number in _NUMBERS})
@@ -113,7 +113,7 @@ def _hold() -> None:
 
 
 def _block() -> None:
-    """Block SIGTERM in this thread while any lifespan has not begun to exit, and unblock SIGTERM afterwards."""
+    """Block SIGTERM in this thread if a lifespan still has to begin its exit. Otherwise unblock SIGTERM."""
     if not hasattr(signal, "pthread_sigmask"):
         return
     if _waiting and not _blocked:
@@ -135,7 +135,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _flush() -> None:
-    """Flush stdout and stderr, because the signal that comes next may end the process."""
+    """Flush stdout and stderr, because the next signal may end the process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

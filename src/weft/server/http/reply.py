@@ -1,4 +1,4 @@
-"""Write the answer to one HTTP request: a JSON body that becomes an SSE stream at the first notification."""
+"""Write the response to one HTTP request: a JSON body, or an SSE stream if notifications come before the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _BUSY = 503
-_RETRY = (b"retry-after", b"1")  # one second; added to each 503 that has no such header
+_RETRY = (b"retry-after", b"1")  # one second; added to each 503 that has no Retry-After header
 _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-store"),
@@ -36,7 +36,7 @@ _STREAM = [
 
 
 class Accepts(Flag):
-    """The forms of answer that a client accepts."""
+    """The response formats that a client accepts: JSON, an event stream, or both."""
 
     JSON = 1
     STREAM = 2
@@ -44,9 +44,9 @@ class Accepts(Flag):
 
 
 def read_accept(value: bytes | None) -> Accepts:
-    """Return whether an Accept header accepts JSON, event streams, or both. Without a header, both are accepted.
+    """Return the response formats that an Accept header allows. If `value` is None, both formats are allowed.
 
-    Raises `Refusal` if the header accepts neither.
+    Raises `Refusal` if the header allows neither JSON nor event streams.
     """
     accepted = Accepts(0)
     for entry in (value or b"*/*").split(b","):
@@ -63,25 +63,25 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one HTTP response. Nothing is sent before the first notification or the answer.
+    """Writes one HTTP response.
 
-    So an early error can still set the HTTP status. If the client has gone, methods that send raise no exception;
-    instead, the call is cancelled.
+    Nothing is sent before the first notification or the answer, so an early error can still set the HTTP status. If the
+    client has disconnected, the methods that send raise no exception. Instead, the call is cancelled.
     """
 
     receive: Receive  # the receive function of the request; set by the app
 
     # Defaults of attributes that most responses never set.
-    frame: Frame | None = None  # the message that is answered, once it is decoded
-    extra: RawHeaders = ()  # headers besides those about the body
-    metadata_url: str | None = None  # URL of the protected resource metadata, if it is not the usual one
-    cancellation: Cancellation | None = None  # of the call that is answered; set when its handler first waits
+    frame: Frame | None = None  # the message that is answered; None until the message is decoded
+    extra: RawHeaders = ()  # response headers that do not describe the body
+    metadata_url: str | None = None  # URL of the protected resource metadata, to send in a challenge
+    cancellation: Cancellation | None = None  # cancels the call that is answered; set when its handler first waits
     accepts = Accepts.BOTH
-    streaming = False
-    finished = False
-    _lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+    streaming = False  # whether the response is an event stream
+    finished = False  # whether nothing more is sent
+    _lock: asyncio.Lock | None = None  # held while writing, so that the answer cannot overtake a notification
     _beat: asyncio.TimerHandle | None = None  # timer of keep-alive comments while a stream is open
-    _silent = False  # True if nothing was sent since the last beat
+    _silent = False  # True if nothing was sent since the timer last fired
     _comment: asyncio.Task[None] | None = None  # the keep-alive comment that is being sent
 
     def __init__(self, send: Send, limits: Limits) -> None:
@@ -90,12 +90,12 @@ class HttpReply:
 
     @property
     def request_id(self) -> RequestId | None:
-        """The id for an error response; None if the request is not decoded yet, or has no id."""
+        """The id for an error response; None if the message is not decoded yet, or has no id."""
         return None if self.frame is None else self.frame.reply_id
 
     @property
     def can_stream(self) -> bool:
-        """Whether the client accepts a stream."""
+        """Whether the client accepts an event stream."""
         return Accepts.STREAM in self.accepts
 
     @property
@@ -104,7 +104,7 @@ class HttpReply:
         return self.finished
 
     async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to the call, if the client accepts a stream and there is no answer yet."""
+        """Send a notification of the call. Do nothing if the client accepts no stream, or if the call is answered."""
         if self.answered or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
@@ -113,14 +113,14 @@ class HttpReply:
 
     @property
     def _held(self) -> asyncio.Lock:
-        """The lock for writing on the stream."""
+        """The lock for writing on the stream, created on first use."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
 
     async def _send_comment(self) -> None:
-        """Send a comment, so that proxies and clients see that the stream is alive."""
-        if self._lock is None:  # a stream that answers no request: its sender sends the comments
+        """Send an SSE comment, so that proxies and clients see that the stream is alive."""
+        if self._lock is None:  # a stream that the client opened with GET: `_send_events` sends its comments
             return
         async with self._lock:
             if not self.finished:
@@ -128,23 +128,23 @@ class HttpReply:
                 self._silent = True  # a comment does not count as output
 
     def close(self) -> None:
-        """Stop sending, because the call is over, with or without an answer."""
+        """Mark the response as finished, and stop its keep-alive comments. Nothing more is sent."""
         self.finished = True
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
 
     def epilogue(self, message: bytes) -> None:
-        """Do nothing: the stream ends with the answer, so no message can follow."""
+        """Do nothing: the stream ends with the answer, so no message can be sent after it."""
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Add a `WWW-Authenticate` challenge to the response."""
+        """Add a `WWW-Authenticate` header with this scheme and these parameters to the response."""
         if parameters.get("resource_metadata") is not None and self.metadata_url is not None:
             parameters = {**parameters, "resource_metadata": self.metadata_url}
         self.extra = [*self.extra, (b"www-authenticate", challenge(scheme, **parameters))]
 
     async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer, and end the response."""
+        """Send the answer, and end the response. Do nothing if the response has already ended."""
         if self.finished:  # the client was disconnected
             return
         self.close()
@@ -155,9 +155,10 @@ class HttpReply:
         await self._answer_json(status, body)
 
     async def answer_cancelled(self, status: int, body: bytes) -> None:
-        """Send the answer to a call that the ASGI server cancels. Otherwise the ASGI server would send its own answer.
+        """Send the answer, and end the response, after the ASGI server has cancelled the request.
 
-        Errors are ignored, because the process stops, or the client has gone.
+        Without an answer, the ASGI server would send its own error. Exceptions are ignored, because the process stops,
+        or the client has disconnected.
         """
         with suppress(Exception):
             async with asyncio.timeout(self.limits.write_seconds):
@@ -175,17 +176,17 @@ class HttpReply:
             pass
 
     async def accept(self, status: int = 202) -> None:
-        """Answer without a body: 202 if a message is accepted and gets no response, 204 if a session has ended."""
+        """Send a response without a body: status 202 for a message that needs no answer, 204 for an ended session."""
         self.finished = True
         await self._whole(status, [(b"content-length", b"0")] if status == 202 else [], b"")
 
     async def send_event(self, event: bytes) -> None:
-        """Send an encoded event of a stream that answers no request."""
+        """Send an encoded SSE event on a stream that the client has opened with GET."""
         if not self.finished:
             await self._event(event, last=False)
 
     async def end(self) -> None:
-        """End the stream, if there is one, without an answer."""
+        """End the stream without an answer. Do nothing if the response is not a stream, or has already ended."""
         if self.streaming and not self.finished:
             self.close()
             async with self._held:  # a comment may be on its way
@@ -195,7 +196,7 @@ class HttpReply:
         """Do nothing: without a session, the client could not reconnect to get the rest of the stream."""
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send a refusal: its HTTP status, and a JSON-RPC error without an id."""
+        """Send a response with the HTTP status of `refusal`, and a JSON-RPC error without an id."""
         body = encode_error(None, refusal.code, str(refusal))
         self.finished = True
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
@@ -211,11 +212,14 @@ class HttpReply:
             pass
 
     async def _write(self, message: bytes, *, last: bool) -> None:
-        """Send one message as an SSE event."""
+        """Send one message as an SSE event. If `last` is True, end the stream."""
         await self._event(encode_event(message), last=last)
 
     async def _event(self, event: bytes, *, last: bool) -> None:
-        """Send one SSE event. If the client has gone, or does not read the event in time, call `_cut`."""
+        """Send one encoded SSE event. If `last` is True, end the stream.
+
+        If the client has disconnected, or does not read the event in time, call `_cut`.
+        """
         start = not self.streaming
         self.streaming = True
         self._silent = False
@@ -243,7 +247,7 @@ class HttpReply:
         await asyncio.sleep(0)  # the cancellation is raised here, because the handler may never wait elsewhere
 
     def _on_beat(self) -> None:
-        """Send a comment if nothing was sent on the stream since the last beat of the timer."""
+        """Send a keep-alive comment if nothing was sent since the timer last fired. Start the timer again."""
         loop = asyncio.get_running_loop()
         if self._silent and (self._comment is None or self._comment.done()):
             self._comment = loop.create_task(self._send_comment(), name="weft-keep-alive")
@@ -252,7 +256,7 @@ class HttpReply:
 
 
 def refusal_of(error: ProtocolError, frame: Frame, era: ServerEra) -> Answer:
-    """Return the answer to a request that cannot be served, in the form of its era, and log the refusal."""
+    """Log that a request is refused, and return the answer: an HTTP status and an encoded JSON-RPC error."""
     note_refusal(error)
     wire = era.refuse(error, opened=False)
     refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)

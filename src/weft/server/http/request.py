@@ -1,8 +1,8 @@
-"""Find out who sends an HTTP request, directly or by a proxy, and tell browsers which pages may call the server (CORS).
+"""Find the sender of an HTTP request, also behind a proxy, and tell browsers which pages may call the server (CORS).
 
-Any client can send forwarded headers. These headers are used only if the connection comes from a trusted proxy. The
-client is then the last address in the headers that is not a trusted proxy. The `HostPolicy` decides which origins may
-call. Cookies are not used: a web page sends its token in a header.
+Any client can send the headers `X-Forwarded-For` and `Forwarded`. They are used only if the connection comes from a
+trusted proxy. The client is then the last address in the headers that is not a trusted proxy. The `HostPolicy` decides
+which origins may call. Cookies are not used: a web page sends its token in a header.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Caller(NamedTuple):
 
     @property
     def peer(self) -> str:
-        """The key under which limits per peer are counted: the principal, or else the address."""
+        """The key for limits per peer: the principal, or the address if no token was verified."""
         return peer_of(self.address, self.token_info)
 
 
 def read_caller(scope: Scope) -> Caller:
-    """Return the caller from the ASGI scope. Raise `UsageError` if another app has put an invalid token info there."""
+    """Return the sender of a request. Raise `UsageError` if another app has put an invalid TokenInfo into the scope."""
     client, token_info = scope.get("client"), scope.get(TOKEN_INFO)
     if token_info is not None:
         subject: object = token_info.subject if isinstance(token_info, TokenInfo) else None
@@ -57,11 +57,11 @@ _Address = IPv4Address | IPv6Address
 
 _FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # matches the address in one element of `Forwarded`
 
-_MOST = 32  # addresses of a forwarded header that are read, from the end
+_MOST = 32  # largest number of addresses that are read in a forwarded header, from its end
 
 
 def shared_limits(limits: Limits) -> str:
-    """Return a text about the limits that all clients with the same address share."""
+    """Return a text for a warning: the limits that all clients with the same address share."""
     return (
         f"sessions_per_peer={limits.sessions_per_peer}, listen_streams_per_peer={limits.listen_streams_per_peer}: "
         "beyond that, one client's handshake ends another's session"
@@ -71,8 +71,8 @@ def shared_limits(limits: Limits) -> str:
 class TrustedProxies:
     """The proxies whose forwarded headers are used: addresses and networks, such as `"10.0.0.7"`, `"10.0.0.0/8"`.
 
-    `shared` is a text about the limits that all clients of another proxy share. `flag` is the command-line option that
-    adds a trusted proxy; empty if the server is not started by a command.
+    Two parameters are texts for a warning: `shared` names the limits that all clients with the same address share, and
+    `flag` is the command-line option that adds a trusted proxy (empty: there is no such option).
 
     >>> proxies = TrustedProxies(["10.0.0.0/8"])
     >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
@@ -88,7 +88,7 @@ class TrustedProxies:
         self._has_warned = False
 
     def resolve(self, scope: Scope, headers: Headers) -> None:
-        """Replace the address of a trusted proxy in the scope by the address of its client."""
+        """If a trusted proxy sent the request, replace the proxy's address in the scope by that of the client."""
         peer = scope.get("client")
         if peer and self.trusts(peer[0]):
             said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
@@ -97,9 +97,9 @@ class TrustedProxies:
                 scope["client"] = (self.client(peer[0], *chains), 0)
 
     def warn(self, scope: Scope, headers: Headers) -> None:
-        """Warn once if a request has forwarded headers and comes from a proxy that is not trusted.
+        """Log a warning if a request has forwarded headers but does not come from a trusted proxy. Warn only once.
 
-        Call `resolve` first.
+        Call `resolve` before this method.
         """
         if self._has_warned or not any(name in headers.known for name in _NAMES):
             return
@@ -118,14 +118,15 @@ class TrustedProxies:
         )
 
     def trusts(self, peer: str) -> bool:
-        """Return whether the address `peer` is a trusted proxy."""
+        """Return whether `peer` is the address of a trusted proxy."""
         return bool(self._networks) and self._trusts(_read(peer))
 
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
         """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`.
 
-        This is the last address that is not a trusted proxy. Return `peer` if `peer` is not a trusted proxy, if there
-        is no such address or it is malformed, or if the two headers name different clients.
+        This is the last address in the headers that is not a trusted proxy. Return `peer`, the address of the
+        connection, if `peer` is not a trusted proxy, if the headers have no valid address of a client, or if the two
+        headers name different clients.
         """
         if not self._trusts(_read(peer)):
             return peer
@@ -166,7 +167,7 @@ def _split(values: Sequence[str]) -> list[str]:
 
 
 def _read(entry: str) -> _Address | None:
-    """Read an address with or without a port and brackets; return None if it is not an address."""
+    """Return the IP address in `entry`, which may have a port and brackets; None if there is no valid address."""
     if entry.startswith("["):
         entry = entry[1:].partition("]")[0]
     elif entry.count(":") == 1:
@@ -194,7 +195,7 @@ _READ = b"Mcp-Session-Id, WWW-Authenticate, DPoP-Nonce, Retry-After, Allow"  # h
 
 
 def is_preflight(headers: Headers) -> bool:
-    """Return whether an OPTIONS request is a preflight: the browser asks if a page may send its actual request."""
+    """Return whether an OPTIONS request is a CORS preflight: a browser asks if a page may send its actual request."""
     return b"access-control-request-method" in headers.known
 
 
@@ -219,7 +220,7 @@ class Cors:
         self._policy = policy
 
     def share(self, scope: Scope, send: Send) -> Send:
-        """Wrap `send` so that it adds CORS headers. With these, a page of an allowed origin can read the response."""
+        """Return a `send` function that adds CORS headers, so that pages of allowed origins can read the response."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is None and scope["method"] == "POST":  # not from a web page, and the response is not cached
             return send
@@ -236,7 +237,10 @@ class Cors:
         return send_shared
 
     async def answer_preflight(self, headers: Headers, verbs: Sequence[str], send: Send) -> None:
-        """Answer a preflight with the allowed methods and headers. `send` is from `share` and adds the origin."""
+        """Answer a preflight request with the allowed HTTP methods (`verbs`) and headers.
+
+        `send` must be a function that `share` returned. It adds the allowed origin.
+        """
         asked = headers.known.get(_ASKED, b"")
         allowed = b", ".join([_SENT, asked]) if asked.strip() and _HEADER_LIST.fullmatch(asked) else _SENT
         added: RawHeaders = [

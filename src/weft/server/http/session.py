@@ -1,9 +1,9 @@
-"""Serve HTTP requests that belong to a session: messages, batches, and replies that outlive a connection.
+"""Serve HTTP requests of the session era: messages, batches, and responses that a client can resume.
 
-A request runs in its own task, because it may outlive its HTTP exchange: a client that disconnects has not cancelled
-the request. Only `notifications/cancelled` and the end of the session cancel it. Everything that is sent on a stream is
-stored, so that the client can reconnect and read the rest. From revision 2025-11-25 on, the server may also close a
-stream early, and the client reconnects later. Revision 2025-03-26 has batches: several messages in one array.
+Each request runs in its own task, because it continues if the client disconnects. Only `notifications/cancelled` and
+the end of the session cancel a request. All events of a stream are stored, so that the client can reconnect and read
+the rest. From revision 2025-11-25 on, the server may also close a stream early, and the client reconnects later.
+Revision 2025-03-26 has batches: several messages in one array.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class SessionReply(HttpReply):
         self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._session = session
         self._streams = streams
-        self._polling = polling  # the client reconnects when its stream is closed early; False without a session
+        self._polling = polling  # whether the client reconnects if the server closes a stream early
         self.last_event: str | None = None  # id of the last event that was stored
-        self._stream = ""  # name of the stream, once there is one; always empty without a session
+        self._stream = ""  # name of the stream; empty before the stream begins, and without a session
         self._answered = False
         self._lost = False  # whether an event could not be stored; this is logged once
 
     @property
     def is_stream(self) -> bool:
-        """Whether the response has become a stream. This stays true if the client disconnects."""
+        """Whether the response has become a stream. Stays True if the client disconnects."""
         return bool(self._stream) or self.streaming
 
     @property
@@ -66,7 +66,7 @@ class SessionReply(HttpReply):
         return self._answered
 
     async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer. If the client has left a stream, store the answer until the client reconnects."""
+        """Send the answer, and end the response. On a stream, also store the answer: the client may reconnect."""
         async with self._held:
             self._answered = True
             if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
@@ -76,7 +76,7 @@ class SessionReply(HttpReply):
         self._conclude()
 
     async def give_up(self) -> None:
-        """End the response of a cancelled call without an answer."""
+        """End the response without an answer, because the call was cancelled."""
         async with self._held:
             self._answered = True
             if self.is_stream:
@@ -86,7 +86,10 @@ class SessionReply(HttpReply):
         self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Close the stream before the answer, if the client will reconnect to get the rest. Otherwise do nothing."""
+        """Close the stream before the answer. The client reconnects after `retry_seconds` to read the rest.
+
+        Do nothing if the client cannot resume the stream.
+        """
         session = self._session
         if session is None or not self._polling or not self.can_stream:
             return
@@ -115,12 +118,12 @@ class SessionReply(HttpReply):
             self.over.set_result(must_end)
 
     async def wait_until_over(self) -> None:
-        """Wait until the HTTP response is over."""
+        """Wait until the HTTP response is over, and write the end of its stream if that is still missing."""
         if await self.over:
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """End the response, and close its stream, because the call has ended.
+        """End the response and its stream, because the call has ended.
 
         If an event could not be stored, also end the response in which the client has resumed the stream. Otherwise
         that response might wait forever for the last event.
@@ -133,7 +136,10 @@ class SessionReply(HttpReply):
                 reader.end()  # the last event may not be stored: do not let the reader wait for it
 
     async def _write(self, message: bytes, *, last: bool) -> None:
-        """Send a message as an event, and store it if the client can reconnect. An empty message only ends a stream."""
+        """Send a message as an SSE event, and store the event if there is a session. If `last` is True, end the stream.
+
+        An empty message is used only to end a stream.
+        """
         session, stored = self._session, None
         if session is not None and not session.ended:
             if not self._stream:
@@ -159,7 +165,10 @@ class SessionReply(HttpReply):
         return self.last_event
 
     async def _begin_stream(self, session: Session, retry: int | None = None) -> None:
-        """Begin a stream. If the client can reconnect, first send an empty event with an id to resume from."""
+        """Begin the stream of this response. If the client may have to reconnect, send an empty event with an id first.
+
+        `retry` is the time in milliseconds after which the client should reconnect.
+        """
         self._stream = session.name_stream()
         session.open_streams[self._stream] = self
         if self._polling:
@@ -173,7 +182,7 @@ class SessionReply(HttpReply):
 
 
 class Batch:
-    """Collects the answers to the requests of one batch, and sends them: as a JSON array, or as events of a stream."""
+    """Collects the answers to all requests of a batch, then sends them as a JSON array or as events of a stream."""
 
     def __init__(self, reply: SessionReply, size: int) -> None:
         self._reply = reply
@@ -181,7 +190,7 @@ class Batch:
         self._answers: list[bytes] = []
 
     async def add(self, answer: bytes | None) -> None:
-        """Add the answer to one request; `answer` is None if the request was cancelled."""
+        """Add the answer to one request (None if it was cancelled). After the last request, send all answers."""
         self._missing -= 1
         if answer is not None:
             self._answers.append(answer)
@@ -200,7 +209,7 @@ class Batch:
 
 @dataclass(eq=False)
 class SharedStreamReply:
-    """The reply of a request that shares its stream with other requests, so it cannot end or change the stream.
+    """The reply to a request that shares its stream with other requests, so it cannot end or change the stream.
 
     `send` sends a notification. `finish` is called with the answer, or with None if the request was cancelled.
     `abandon` is called if the task that serves the request ends without an answer.
@@ -228,7 +237,7 @@ class SharedStreamReply:
         await self.finish(None)
 
     def release(self) -> None:
-        """Stop waiting for an answer, because the task that serves the request has ended."""
+        """Call `abandon` if the request has no answer. Called when the task that serves the request has ended."""
         if not self.answered:
             self.answered = True
             self.abandon()
@@ -253,7 +262,7 @@ log = logging.getLogger("weft.sessions")
 SESSION_HEADER = b"mcp-session-id"
 LAST_EVENT_HEADER = b"last-event-id"
 
-# Prefix of the ids of sessions of HTTP+SSE, which do not exist at this endpoint. Other ids have no dot.
+# Prefix of session ids of the HTTP+SSE transport. This endpoint does not accept these ids. Other ids have no dot.
 SSE_PREFIX = "sse."
 
 _MOST_ID_BYTES = 128
@@ -270,7 +279,7 @@ def _warn_of_sessions() -> None:
 
 
 class Sender(NamedTuple):
-    """The sender of an HTTP request: its session, which is None if no sessions are stored, its headers and identity."""
+    """The sender of an HTTP request: its session (None if the endpoint stores no sessions), headers and identity."""
 
     session: Session | None
     headers: Headers
@@ -278,12 +287,12 @@ class Sender(NamedTuple):
 
     @property
     def peer(self) -> Peer:
-        """The facts about the client: from its session, or else from the headers."""
+        """The facts about the client: from the handshake of its session or, without a session, from the headers."""
         return HeaderPeer(self.headers) if self.session is None else self.session.connection
 
 
 class SessionExchange:
-    """Serves the session era at one endpoint. If `keeps_sessions` is False, no sessions are stored."""
+    """Serves messages of the session era at one endpoint. If `keeps_sessions` is False, no sessions are stored."""
 
     era = SESSION
 
@@ -297,7 +306,7 @@ class SessionExchange:
     # POST: one message, or several at once.
 
     async def serve(self, frame: Frame, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Serve one message."""
+        """Serve one message of a POST request, and write the HTTP response."""
         caller = read_caller(scope)
         if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
             await self._serve_handshake(frame, headers, caller, reply)
@@ -311,7 +320,10 @@ class SessionExchange:
         await reply.accept()
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """Serve an array of messages. Raise a ProtocolError if the client's revision has no batches."""
+        """Serve an array of messages, and write the HTTP response.
+
+        Raises `ProtocolError` if the client's revision has no batches.
+        """
         sender = Sender(await self._find(headers, caller), headers, caller)
         self.era.check_version(headers)
         if not self.era.takes_batches(sender.peer):
@@ -327,11 +339,10 @@ class SessionExchange:
     async def serve_several(
         self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[], Answering]
     ) -> None:
-        """Serve the messages of one HTTP request. Bytes are the error of an item that is not a message.
+        """Serve the messages of one HTTP request. An item that is bytes is an encoded error, which is sent as it is.
 
-        Each error and each request is answered with a reply from `new_reply`. The era is chosen for each request. A
-        request of the stateless era does not belong to the session. Like a stateless request that comes alone, it is
-        refused if the HTTP headers do not repeat its fields.
+        Each error and each request is answered with a reply from `new_reply`. The requests may be of different eras. A
+        request of the stateless era is served without the session, and only if the HTTP headers repeat its fields.
         """
         runtime = self._runtime
         for frame in messages:
@@ -348,7 +359,7 @@ class SessionExchange:
                     self._count_in(task)
 
     async def _serve_handshake(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """Serve the handshake. If it succeeds, a session begins."""
+        """Serve a handshake. If it succeeds and the endpoint stores sessions, store a new session."""
         if not isinstance(frame.id, int | str):
             raise Refusal(400, "A handshake is a request: give it an id.")
         if not self.keeps_sessions:
@@ -372,9 +383,9 @@ class SessionExchange:
         await reply.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """Create a session for a caller. Its id begins with `prefix`.
+        """Return a new session for a caller. The id of the session begins with `prefix`.
 
-        Raises `Refusal` if the limit of sessions is reached and all are in use.
+        Raises `Refusal` if the limit of sessions is reached and all sessions are in use.
         """
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
@@ -415,7 +426,7 @@ class SessionExchange:
     async def _start(
         self, sender: Sender, frame: Frame, reply: Answering, era: ServerEra = SESSION
     ) -> asyncio.Task[None] | None:
-        """Begin to serve a request; return its task, or None if it was refused."""
+        """Create and return the task that serves a request. If the request is refused, answer it and return None."""
         session, request_id = sender.session, frame.id
         assert isinstance(request_id, int | str)
         try:
@@ -438,7 +449,7 @@ class SessionExchange:
         return task
 
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
-        """Serve a call to its end, and answer it."""
+        """Run a call, and send its answer."""
         cancellation = call.cancellation
         # Not set before: a task that is cancelled before it starts would never clean up.
         task = cancellation.task = asyncio.current_task()
@@ -467,7 +478,10 @@ class SessionExchange:
             report(f"Answering {call.method}", error, debug=self._runtime.debug)
 
     async def _answer(self, call: Call, session: Session | None) -> Answer | None:
-        """Run a call and save its session; return the answer, or None if the call was cancelled."""
+        """Run a call, save its session if something in it was changed, and return the answer.
+
+        Return None if the call was cancelled.
+        """
         unsaved = None  # the record, if another call has changed it and could not save it
         if session is not None and session.connection.is_changed:
             unsaved = session.to_record()
@@ -485,10 +499,10 @@ class SessionExchange:
             report("Remembering a session", error, debug=self._runtime.debug)
         return answer
 
-    # GET: the stream of a session, or the rest of an interrupted one.
+    # GET: the standalone stream of a session, or the rest of an interrupted stream.
 
     async def listen(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """Send the standalone stream, or the rest of any stream after the event that the headers name."""
+        """Serve a GET request: send the standalone stream, or the rest of the stream that `Last-Event-ID` names."""
         session = await self._find_named(headers, caller)
         if not session.connection.handshake_done:
             raise Refusal(400, "The handshake comes first.")
@@ -507,26 +521,29 @@ class SessionExchange:
         finally:
             session.in_use -= 1
 
-    # DELETE: the end.
+    # DELETE: the end of a session.
 
     async def end(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """End the session that the headers name, because its client requests that."""
+        """Serve a DELETE request: end the session that the headers name."""
         await self._sessions.end(await self._find_named(headers, caller))
         await reply.accept(204)
 
-    # Shared by the verbs.
+    # Shared by POST, GET and DELETE.
 
     async def _find_named(self, headers: Headers, caller: Caller) -> Session:
-        """Return the session that a GET or DELETE request names. These are only served if sessions are stored."""
+        """Return the session that the headers of a GET or DELETE request name. The endpoint must store sessions.
+
+        Raises `Refusal` if there is no such session for this caller.
+        """
         session = await self._find(headers, caller)
         assert session is not None
         self.era.check_version(headers)
         return session
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
-        """Return the session that the headers name; None if no sessions are stored.
+        """Return the session that the headers name; None if the endpoint stores no sessions.
 
-        Raises `Refusal` if the headers name no session, or one that does not exist for this caller.
+        Raises `Refusal` if the headers name no session, or a session that does not exist for this caller.
         """
         if not self.keeps_sessions:
             return None
@@ -567,7 +584,10 @@ class SessionExchange:
         return call
 
     async def _receive(self, session: Session | None, frame: Frame) -> None:
-        """Handle a message that gets no answer: a notification, or the response to a request of the server."""
+        """Handle a message that gets no answer: a notification, or the response to a request of the server.
+
+        Without a session, ignore the message.
+        """
         if session is not None:
             take = self._sessions.notified if frame.is_notification else self._sessions.answered
             await take(session, frame)

@@ -1,4 +1,4 @@
-"""Send the streams of a session that a client requests with GET: the standalone stream, and the rest of other streams.
+"""Send the streams that a client requests with GET: the standalone stream, or the rest of an interrupted stream.
 
 Both are read from the stored events (`weft.server.sessions.streams`) while the client is connected.
 """
@@ -25,9 +25,9 @@ _TAKEN = "This session has its stream open already."
 
 
 class StreamForm(NamedTuple):
-    """How a stream is sent: its first bytes, and a function that encodes an event.
+    """The format of a stream: its first bytes (`opening`), and a function that encodes an event.
 
-    While `lasts` returns True, the stream stays open although the server stops.
+    When the server stops, the stream stays open as long as `lasts` returns True.
     """
 
     opening: bytes
@@ -43,7 +43,7 @@ RESUMABLE = StreamForm(COMMENT, _encode_resumable)
 
 
 class SessionStreams:
-    """Sends the streams of sessions at one endpoint."""
+    """Sends the streams that clients of one endpoint request with GET."""
 
     def __init__(self, runtime: Runtime, sessions: Sessions) -> None:
         self._runtime = runtime
@@ -52,11 +52,11 @@ class SessionStreams:
     async def standalone(
         self, session: Session, after: int | None, reply: HttpReply, form: StreamForm, token_info: TokenInfo | None
     ) -> None:
-        """Send the standalone stream, which belongs to no request. A session has only one.
+        """Send the standalone stream of a session until the stream ends. A session has only one such stream.
 
-        If the client resumes the stream, `after` is the number of the last event that it got. Then the earlier
-        response, which sent the stream so far, ends. Raises `Refusal` if the stream is open and the client does not
-        resume it.
+        If the client resumes the stream, `after` is the number of the last event that the client received; otherwise
+        `after` is None. If the client resumes the stream while an earlier response still sends it, the earlier response
+        ends. If the client does not resume the stream in this case, raises `Refusal`.
 
         The stream ends when the token of `token_info` expires.
         """
@@ -98,7 +98,10 @@ class SessionStreams:
                 await self._sessions.records.drop_stream(session)
 
     async def resume(self, session: Session, stream: str, after: int, reply: HttpReply) -> None:
-        """Send the rest of the stream of a request, and end the response that sent the stream before."""
+        """Send the events of a request's stream after number `after`. End the response that sent the stream before.
+
+        Raises `Refusal` if some of these events are not stored any more, or if too many streams are resumed.
+        """
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
             raise Refusal(400, "The events after this one are not stored any more.")
@@ -124,21 +127,21 @@ class SessionStreams:
                 del session.resumed[stream]
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
-        """Return whether a request's stream can be resumed after the event number `after`: no later event is lost."""
+        """Return whether a request's stream exists, and all its events after number `after` are still stored."""
         held, streams = session.open_streams.get(stream), self._sessions.streams
         if held is not None and held.last_event == event_id(stream, after):
-            return True  # it is the last one so far
+            return True  # the client has received all events so far
         newest = await streams.newest(session.id, stream)
         return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
 
     async def _start_of(self, session: Session, after: int | None) -> int:
         """Return the number of the event after which the standalone stream begins.
 
-        If `after` is None, this is the newest event, because the client gets only events that are stored from now on.
-        If no event is stored, it is 1, because all events have higher numbers.
+        If `after` is None, return the number of the newest event: the client gets only events that are stored from now
+        on. If no event is stored, return 1: all events have higher numbers.
 
-        If events after `after` were dropped because the client was too slow, this is 0: the client gets all events that
-        are still stored. If the stream were refused, the client would lose these, too.
+        If events after `after` were dropped because the client was too slow, return 0: the client gets all events that
+        are still stored.
         """
         streams = self._sessions.streams
         if after is None:
@@ -149,7 +152,10 @@ class SessionStreams:
 async def _send_events(
     events: AsyncGenerator[StoredEvent | None], news: asyncio.Event, reply: HttpReply, form: StreamForm
 ) -> None:
-    """Send the events of a stream until it ends or the client disconnects. Where `events` has None, send a comment."""
+    """Send the events of a stream until the stream ends or the client disconnects.
+
+    If `events` yields None, send a keep-alive comment.
+    """
     watch = asyncio.get_running_loop().create_task(_watch(reply, news), name="weft-stream-watch")
     try:
         await reply.send_event(form.opening)  # the client sees at once that the stream is open

@@ -1,4 +1,4 @@
-"""Serve HTTP+SSE, the transport of the oldest revision, beside the endpoint that replaced it.
+"""Serve HTTP+SSE, the transport of the oldest revision, in addition to the MCP endpoint.
 
 A client opens one stream with GET. The first event of the stream has the URL to which the client sends messages with
 POST. Each POST is answered with 202, and the answers to the messages follow on the stream. The session ends with the
@@ -30,7 +30,7 @@ from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions
 from weft.server.sessions.streams import StoredEvent
 
-MESSAGES = "messages"  # the last part of the path to POST to
+MESSAGES = "messages"  # last segment of the path for POST requests
 
 _MOST_QUERY_BYTES = 1024
 
@@ -39,7 +39,7 @@ _MOST_QUERY_BYTES = 1024
 class _OpenSseStream:
     """An HTTP+SSE stream that is open in this process."""
 
-    show: Show  # to call with the token of each message, which may expire later
+    show: Show  # called with the token of each message; the stream stays open until the last token expires
     unanswered: int = 0  # number of requests without an answer
 
 
@@ -65,12 +65,12 @@ class SseExchange:
         self._runtime = runtime
         self._sessions = sessions
         self._exchange = exchange
-        self._open: dict[str, _OpenSseStream] = {}  # by session
+        self._open: dict[str, _OpenSseStream] = {}  # by session id
 
     # GET: a stream, and a session for as long as it is open.
 
     async def open(self, scope: Scope, reply: HttpReply) -> None:
-        """Open a session and send its stream. The session ends with the stream."""
+        """Serve a GET request: create a session and send its stream. When the stream ends, end the session."""
         caller = read_caller(scope)
         session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # the stream uses it
@@ -91,7 +91,7 @@ class SseExchange:
     def _expire(self, session: Session) -> bool:
         """End the session, because its tokens have expired, and return False.
 
-        If the session has unanswered requests, only return True. This method is then called again later.
+        If the session has unanswered requests, do not end it, and return True. This method is then called again later.
         """
         if self._open[session.id].unanswered:
             return True
@@ -99,7 +99,7 @@ class SseExchange:
         return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
-        """Return the first event of the stream. Its data is the absolute path to which the client sends messages."""
+        """Return the encoded first event of the stream. Its data is the path to which the client sends messages."""
         path = quote(scope.get("root_path", "") + self._messages)
         return encode_event(f"{path}?session_id={session.id}".encode(), event="endpoint")
 
@@ -110,7 +110,7 @@ class SseExchange:
     # POST: messages, whose answers go on the stream.
 
     async def find(self, scope: Scope) -> Session:
-        """Return the session that the query of a POST names. Raise a `Refusal` if there is no such session."""
+        """Return the session that the query string of a POST request names. Raise `Refusal` if it does not exist."""
         query: bytes = scope["query_string"]
         if len(query) > _MOST_QUERY_BYTES:
             raise Refusal(400, f"The query has at most {_MOST_QUERY_BYTES} bytes: send to the address of the stream.")
@@ -123,7 +123,7 @@ class SseExchange:
         return session
 
     async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Serve one message, or an array of messages if the client's revision has batches."""
+        """Serve the body of a POST request: one message or, if the client's revision has batches, an array."""
         caller, limits = read_caller(scope), self._runtime.limits
         is_batch = body.lstrip()[:1] == b"[" and SESSION.takes_batches(session.connection)
         frames = read_batch(body, limits) if is_batch else [decode(body, limits)]
@@ -137,9 +137,10 @@ class SseExchange:
         await reply.accept()
 
     def _new_reply(self, session: Session, stream: _OpenSseStream | None) -> SharedStreamReply:
-        """Return a reply that sends everything on the stream of the session, which may be open at another worker.
+        """Return a reply that sends notifications and the answer on the stream of the session.
 
-        `stream` stays open until the answer is sent. It is None if another worker has it open.
+        `stream` is this stream, which stays open until the answer is sent. It is None if the client is connected to
+        another worker.
         """
 
         def count_out() -> None:

@@ -28,14 +28,14 @@ from weft.server.runtime.runtime import Runtime
 
 
 class StatelessExchange:
-    """Serves messages of the stateless era."""
+    """Serves messages of the stateless era over HTTP."""
 
     def __init__(self, runtime: Runtime, era: ServerEra) -> None:
         self._runtime = runtime
         self.era = era
 
     async def serve(self, frame: Frame, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Serve one message."""
+        """Serve one message, and write the HTTP response. If the client disconnects, cancel the request."""
         runtime, era, request_id = self._runtime, self.era, frame.id
         if frame.method is UNSET or not isinstance(request_id, (int, str)):
             await _serve_no_request(frame, reply)
@@ -60,7 +60,7 @@ class StatelessExchange:
 
 
 async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answer], reply: HttpReply) -> Answer | None:
-    """Wait for the answer of a call and return it. Cancel the call if its client disconnects.
+    """Wait for the answer to a call, and return the answer. Cancel the call if its client disconnects.
 
     Return None if the client has disconnected or does not read.
     """
@@ -97,12 +97,12 @@ async def _watched(runtime: Runtime, call: Call, running: PendingCoroutine[Answe
 async def _absorb(task: asyncio.Task[Any]) -> None:
     """Undo the cancellation of the task that served a call, so that the task can send the answer.
 
-    The CancelledError comes at the next `await`. If the handler ended before that, the error comes here, and is
-    ignored. Raises CancelledError if something else has cancelled the task as well.
+    Python raises CancelledError at the next `await` of a cancelled task. If the handler ended before that, the error is
+    raised here, and ignored. Raises CancelledError if the task was also cancelled for another reason.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    if task.uncancel():  # something else has cancelled the task as well
+    if task.uncancel():  # the task was also cancelled for another reason
         raise asyncio.CancelledError
 
 
@@ -113,7 +113,10 @@ async def _watch(cancellation: Cancellation, reply: HttpReply) -> None:
 
 
 async def _serve_no_request(frame: Frame, reply: HttpReply) -> None:
-    """Accept and ignore a notification, because without a session no notification has an effect. Refuse a response."""
+    """Serve a message that is not a request: accept and ignore a notification, refuse a response.
+
+    Without a session, notifications of a client have no effect.
+    """
     if frame.is_notification:
         await reply.accept()
         return

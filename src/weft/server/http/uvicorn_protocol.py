@@ -1,12 +1,13 @@
-"""Guard uvicorn's HTTP connections against slow and greedy peers, answer in one write, and write its access log.
+"""Protect uvicorn against slow and flooding peers, send a short response in one write, and write the access log.
 
-uvicorn waits without limit for the end of a request's head, and for a peer to read what was written. The guard closes
-a connection if a head is late or too large, if the peer still sends a body after the answer, or if the peer does not
-read. If requests arrive in one piece, as nearly all do, the timer for heads is not needed.
+The *head* of a request or response is its first line and its headers. uvicorn waits without limit for the end of a
+request's head, and for a peer to read what was written. The guard, a mixin for uvicorn's protocol classes, closes a
+connection if a head is late or too large, if the peer still sends a body after the answer, or if the peer does not
+read. If a request arrives in one piece, as nearly all do, no timer is needed for its head.
 
 A peer may send its next requests before the first is answered (pipelining). uvicorn then stops reading, and would not
-notice that the peer has gone. The guard goes on reading: at most `pipelined_requests` of a connection wait to be
-served, and the bytes after them stay unread.
+notice that the peer has disconnected. The guard continues to read: up to `pipelined_requests` requests of a connection
+wait to be served, and later bytes stay unread.
 
 Making and formatting a log record takes half as long as a short call. So if the access log has uvicorn's default
 configuration, its line is written without a log record. With a filter, another handler or formatter, colours, or a
@@ -48,9 +49,9 @@ HTTPTOOLS_NAMES = GUARDED_NAMES | {
 
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
-    """Return a subclass of uvicorn's fastest installed protocol class, with the guard mixed in.
+    """Return a subclass of uvicorn's fastest installed protocol class that enforces `limits`.
 
-    Return None if no class of this release of uvicorn has the names that the guard uses. Then uvicorn chooses a class.
+    Return None if this release of uvicorn lacks attributes that the subclass needs. uvicorn then uses its own class.
     """
     kinds = [(_H11, "H11Protocol", _HeadGuard, GUARDED_NAMES)]
     if find_spec("httptools") is not None:
@@ -65,17 +66,17 @@ def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
 
 
 def _names_of(kind: type) -> set[str]:
-    """Return the names of the methods of a class, and of all attributes that they use."""
+    """Return the names of the methods of a class, and of all attributes that these methods use."""
     methods = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
     return {name for method in methods for name in (method.__name__, *method.__code__.co_names)}
 
 
 def hang_up_on_flood(send: Send, most: int) -> None:
-    """Close the connection after this response if uvicorn's own protocol class has read over `most` requests ahead.
+    """Close the connection after this response if more than `most` pipelined requests wait on it.
 
-    uvicorn's class reads 256 KB at once, which may be fifteen thousand requests. After each answer, it reads as much
-    again. The requests that were read ahead are dropped without an answer, and a client may send them again (RFC 9112,
-    9.3.2). The guarded protocol class limits the requests that it reads ahead, so it needs no such check.
+    The waiting requests are dropped without an answer, and the client may send them again (RFC 9112, 9.3.2). This is
+    only done for uvicorn's own protocol class, which reads 256 KB at once: this may be fifteen thousand requests. The
+    class from `guarded_protocol` limits the waiting requests itself.
     """
     cycle: Any = getattr(send, "__self__", None)
     protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
@@ -85,12 +86,11 @@ def hang_up_on_flood(send: Send, most: int) -> None:
 
 
 def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LIMITS.pipelined_requests) -> bool:
-    """Write a whole JSON response at once, without its two ASGI messages. Return False if that is not possible.
+    """Write a whole JSON response directly to uvicorn's transport. Return False if this is not possible.
 
-    It is possible only if `send` is the method of uvicorn's request cycle. If an app around this one reads the
-    response, it has replaced `send` by its own function, so it still gets the two messages. This function does what
-    uvicorn does with the messages in the simple case: nothing is sent yet, the peer reads, the connection stays open,
-    and at most `most` requests are read ahead.
+    It is possible only if `send` is uvicorn's own method. If another app has replaced `send`, that app must get the
+    response as ASGI messages. It is also possible only in the simple case: no part of the response is sent yet, the
+    peer reads, the connection stays open, and at most `most` pipelined requests wait.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -119,17 +119,18 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
 
 @cache
 def _closing_field(cycle_class: Any) -> tuple[bytes, bytes] | None:
-    """Return the header field by which older releases of uvicorn close a connection; None for newer releases."""
+    """Return the header with which older releases of uvicorn close a connection; None for newer releases."""
     return getattr(sys.modules[cycle_class.__module__], "CLOSE_HEADER", None)
 
 
-_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the default fields, and the head made from them
+_heads: dict[int, tuple[Any, bytes]] = {}  # cache of response heads, by status: the default headers and the head
 
 
 def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the head of a JSON response up to "content-length: ", from a cache while `fields` is the same list.
+    """Return the first line and the headers of a JSON response, up to "content-length: ".
 
-    uvicorn makes a new list when the date in it changes.
+    `fields` are uvicorn's default headers. The result is cached while `fields` is the same list object. uvicorn makes a
+    new list when the date in it changes.
     """
     known, head = _heads.get(status, (None, b""))
     if known is not fields:
@@ -141,13 +142,13 @@ def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Trailers(list[Any]):
-    """A list that stays empty. It replaces uvicorn's list of headers when the head is complete.
+    """A list that stays empty. It replaces uvicorn's list of headers when the head of a request is complete.
 
-    Fields that come later are trailers. uvicorn would append them to its list without limit.
+    Headers that come later are trailers. uvicorn would append them to its list without limit.
     """
 
     def append(self, object: Any, /) -> None:
-        """Drop a trailer."""
+        """Do nothing: a trailer is ignored."""
 
 
 _TRAILERS = _Trailers()
@@ -156,8 +157,8 @@ _TRAILERS = _Trailers()
 class _Outlet:
     """A transport that writes the head of a response together with the beginning of its body.
 
-    uvicorn writes head and body separately, each by a system call, which is a large part of the time of a short answer.
-    The app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is written at the end
+    uvicorn writes head and body with two system calls, which take a large part of the time of a short answer. The app
+    sends the beginning of a body right after the head. If no body follows (HEAD, 204), the head is written at the end
     of the current iteration of the event loop.
 
     While bytes are waiting to be written, the peer is checked every `write_seconds`. A peer that has read nothing
@@ -178,7 +179,7 @@ class _Outlet:
         self._is_held = False  # whether reading stays paused, even if uvicorn resumes it
 
     def hold_reading(self) -> None:
-        """Stop reading until `release_reading`, even if uvicorn resumes reading, as it does with every response."""
+        """Stop reading until `release_reading` is called. Ignore that uvicorn resumes reading with every response."""
         self._is_held = True
         self._transport.pause_reading()
 
@@ -194,7 +195,7 @@ class _Outlet:
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        """Keep `data` if it is a head. Otherwise write it, together with the head that was kept before."""
+        """Write `data`. But if `data` is a response head, delay it, to write it together with the next data."""
         if self._head is not None:
             data, self._head = self._head + data, None
         elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n":
@@ -204,17 +205,17 @@ class _Outlet:
         self._put(data)
 
     def _flush(self) -> None:
-        """Write the response head without a body, if it still waits for the beginning of its body."""
+        """Write a delayed response head now, without a body. Do nothing if no head is delayed."""
         if self._head is not None and not self.is_closing():
             self.write(b"")
 
     def close(self) -> None:
-        """Close the connection, once everything is written."""
+        """Close the connection after all data is written."""
         self._flush()
         self._transport.close()
 
     def stop_timer(self) -> None:
-        """Stop checking whether the peer still reads what was written. Called when the connection has ended."""
+        """Stop checking whether the peer reads. Called when the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -243,7 +244,7 @@ class _Outlet:
 
 
 class _HeadGuard(asyncio.Protocol):
-    """Limits the time and size of request heads: a mixin for uvicorn's two protocol classes.
+    """A mixin for uvicorn's two protocol classes that limits the time and the size of request heads.
 
     The attribute `cycle`, which uvicorn's class sets, is the request that arrived last.
     """
@@ -271,9 +272,9 @@ class _HeadGuard(asyncio.Protocol):
         self._check_progress(data)
 
     def _check_progress(self, data: bytes) -> None:
-        """Stop the timer if a head is complete. Otherwise limit the time and size of its rest.
+        """Stop the timer if a request head is complete. Otherwise limit the time and the size of the head.
 
-        If the request is already answered, limit the rest of its body in the same way.
+        If the request is already answered but its body is not complete, limit the rest of the body in the same way.
         """
         cycle, limits = self.cycle, self.limits
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
@@ -304,7 +305,7 @@ _SLICE = 8192
 
 
 class _HttptoolsGuard(_HeadGuard):
-    """Adds what only httptools needs: limits for trailers and for requests that are read ahead. Ignores upgrades."""
+    """The guard for uvicorn's httptools class. It also limits trailers and pipelined requests, and ignores upgrades."""
 
     flow: Any
     headers: Any
@@ -338,7 +339,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._parse_unread()
 
     def _parse_unread(self) -> None:
-        """Parse the unread bytes, slice by slice, until the limit of requests that are read ahead is reached."""
+        """Parse the unread bytes, slice by slice, until there are more than `pipelined_requests` waiting requests."""
         unread, most = self._unread, self.limits.pipelined_requests
         self._forget_answered()
         while unread and len(self._waiting) <= most and not self.transport.is_closing():
@@ -366,7 +367,7 @@ class _HttptoolsGuard(_HeadGuard):
         self._check_progress(data)
         self._received += len(data)
         self._forget_answered()
-        # An endless body, or requests read ahead: uvicorn and httptools would store all of it.
+        # An endless body, or many pipelined requests: uvicorn and httptools would store all of it.
         waiting = self._waiting
         if waiting and self._received - waiting[0][1] > self.limits.header_bytes + self.limits.body_bytes:
             self.transport.abort()
@@ -379,7 +380,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """Count the received bytes from zero again for each chunk. The app itself limits the size of the whole body."""
+        """Reset the count of received bytes at each chunk of a body. The app limits the size of the whole body."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
@@ -408,10 +409,10 @@ class _HttptoolsGuard(_HeadGuard):
             self._upgrade_at = upgrade.args[0]
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Make a new parser, and return the bytes that it must parse.
+        """Replace the parser by a new one, and return the bytes that the new parser must parse.
 
-        These are the head of the last request without its `Upgrade` field, and `rest`: the bytes after that head, which
-        the old parser has not parsed.
+        These bytes are the head of the last request without its `Upgrade` header, and then `rest`. The old parser has
+        not parsed `rest`, the bytes after the head.
         """
         self._upgrade_at = None
         self.parser = type(self.parser)(self)
@@ -432,12 +433,12 @@ _NO_TUNNEL = _response("405 Method Not Allowed", "This server opens no tunnels.\
 _PATHS = 16  # paths whose quoted form is cached; few, because a peer can send long ones
 _quote = lru_cache(_PATHS)(quote)
 _Logger: Any = logging.Logger
-# Kept, to notice if an error tracker has replaced these methods.
+# The original methods, to notice if an error tracker has replaced them.
 _handle, _call_handlers = _Logger.handle, getattr(_Logger, "callHandlers", None)
 
 
 def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
-    """Write a line about one response to uvicorn's access log.
+    """Write one line about a response to uvicorn's access log.
 
     Control characters in the client's address, which may come from a forwarded header, are replaced.
     """
@@ -463,7 +464,7 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
 
 
 def _stock_handler(logger: logging.Logger) -> Any:
-    """Return the handler of a logger if it has uvicorn's default configuration; None if anything in it was changed."""
+    """Return the handler of a logger that has uvicorn's default configuration; None if the configuration differs."""
     if len(logger.handlers) != 1:
         return None
     handler: Any = logger.handlers[0]

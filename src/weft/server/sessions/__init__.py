@@ -1,1 +1,1 @@
-"""Keep the sessions of clients: their records, live parts and stored streams."""
+"""Store the sessions of clients: their records, their live parts and the events of their streams."""

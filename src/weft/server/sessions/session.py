@@ -40,50 +40,50 @@ from weft.types.lifecycle import (
 
 
 class OpenStream(Protocol):
-    """The stream of a request that is not answered yet, whether its client reads it or not."""
+    """The stream of a request that is not answered yet. Its client may have disconnected."""
 
     last_event: str | None  # id of the last event that was stored
 
     def release(self, *, is_resumed: bool = False) -> None:
-        """End the HTTP response. `is_resumed` is True if another response sends the rest of the stream."""
+        """End the HTTP response that sends the stream. `is_resumed`: whether another response sends the rest."""
         ...
 
 
 class ResumedReader(asyncio.Event):
-    """Wakes the response that sends the rest of a resumed stream."""
+    """An event that wakes the HTTP response which sends the rest of a resumed stream."""
 
     retry: int | None = None  # milliseconds after which the client should reconnect; None: not set
 
     def end(self, retry: int | None = None) -> None:
-        """End the response. If `retry` is given, the client is told to reconnect after that many milliseconds."""
+        """End the HTTP response. If `retry` is given, ask the client to reconnect after that many milliseconds."""
         self.retry = retry
         self.set()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session(ClientChannel):
-    """The live part of one session in this process.
+    """The live part of one session in this process: its connection, running requests and open streams.
 
-    It is also the channel of its connection: messages outside calls go to the standalone stream.
+    Messages to the client that belong to no request are sent on the standalone stream.
     """
 
     id: str
     principal: str | None
-    peer: str  # principal or address that this session counts for, in limits
+    peer: str  # principal or address of the client, for limits per peer
     worker: str  # id of this process
     streams: Streams
     limits: InitVar[Limits]
-    record: Record = field(init=False)  # as last read or stored
+    record: Record = field(init=False)  # the record as it was last read or stored
     last_used: float = field(default_factory=time.monotonic)
     renewed: float = field(default_factory=time.monotonic)  # when the lifetime of the record was last extended
     in_use: int = 0  # open requests and streams: while there are any, the session is not idle
     ended: bool = False
-    stale: bool = False  # another worker has changed the record
+    stale: bool = False  # whether another worker has changed the record since it was read
     inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
     wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
-    open_streams: dict[str, OpenStream] = field(default_factory=dict[str, OpenStream])  # of requests, by name
-    resumed: dict[str, ResumedReader] = field(default_factory=dict[str, ResumedReader])  # of requests, by name
-    streams_begun: int = 0  # number of streams of requests, for their names
+    open_streams: dict[str, OpenStream] = field(default_factory=dict[str, OpenStream])  # by stream name
+    resumed: dict[str, ResumedReader] = field(default_factory=dict[str, ResumedReader])  # by stream name
+    streams_begun: int = 0  # number of streams that requests have begun here; used in stream names
 
     def __post_init__(self, limits: Limits) -> None:
         connection = Connection.for_loop(self, connection_id=self.id)
@@ -106,7 +106,7 @@ class Session(ClientChannel):
         return self.has_listened and not self.ended
 
     def open_inbox(self) -> ChangeInbox:
-        """Create and return the inbox for changes. Called when the client opens the standalone stream."""
+        """Create and return the inbox that collects changes, to be sent on the standalone stream."""
         self.inbox = ChangeInbox(self.accepts, self.connection.subscribed_uris, self._wake_standalone)
         return self.inbox
 
@@ -115,13 +115,13 @@ class Session(ClientChannel):
             self.wake.set()
 
     async def send(self, message: bytes) -> None:
-        """Write a message to the standalone stream, and wait while its reader is far behind."""
+        """Write a message to the standalone stream. Wait while the client has too many unread messages."""
         if not self.ended:  # the events of an ended session would stay in the log
             await self.streams.append(self.id, STANDALONE, message)
             await self.streams.room(self.id, STANDALONE)
 
     def to_record(self) -> Record:
-        """Return the record of the session as this worker knows it."""
+        """Return a record with the current state of the session in this process."""
         connection = self.connection
         return Record(
             connection.protocol_version,
@@ -139,7 +139,7 @@ class Session(ClientChannel):
     def apply_record(self, before: Record, now: Record) -> None:
         """Apply the changes of other workers: the differences between the records `before` and `now`.
 
-        Changes that were made in this process meanwhile stay, and still have to be saved.
+        Changes that this process has made and not saved yet are not lost.
         """
         connection = self.connection
         is_changed = connection.is_changed
@@ -156,7 +156,7 @@ class Session(ClientChannel):
         self.record = now
 
     def close(self) -> None:
-        """Cancel the running requests and end the streams."""
+        """Cancel the running requests of the session, fail unanswered requests to the client, and end the streams."""
         self.ended = True
         for cancellation in list(self.connection.in_flight.values()):
             cancellation.cancel("the session has ended")
@@ -164,7 +164,7 @@ class Session(ClientChannel):
         self.wake_streams()
 
     def wake_streams(self) -> None:
-        """Wake the responses that send streams of this session, so that they check whether to continue."""
+        """Wake the HTTP responses that send streams of this session. Each response then checks whether to continue."""
         for wake in (self.wake, *self.resumed.values()):
             if wake is not None:
                 wake.set()
@@ -174,7 +174,7 @@ OFTEN = 10  # a record is renewed at most this many times within its lifetime
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """The part of a session that is stored for all workers."""
+    """The part of a session that is stored in the Backend, where all workers can read it."""
 
     protocol_version: str
     client_info: Implementation | None
@@ -204,7 +204,7 @@ class Records:
         self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each keep-alive comment
 
     async def add(self, id: str, record: Record) -> None:
-        """Store the record of a new session."""
+        """Store the record of a new session. It expires soon if the session is not used."""
         await self._store.put(_key(id), _encode(record), ttl=self._unused_seconds)
 
     async def read(self, id: str) -> Record | None:
@@ -217,7 +217,7 @@ class Records:
         return await self._store.touch(_key(id), ttl=self._idle_seconds)
 
     async def change(self, id: str, before: Record, after: Record) -> Record | None:
-        """Merge the changes from `before` to `after` into the stored record. Return the merged record.
+        """Apply the differences between `before` and `after` to the stored record, and return the merged record.
 
         Return None if the session has ended.
         """
@@ -228,16 +228,16 @@ class Records:
         return None
 
     async def delete(self, id: str) -> None:
-        """Delete the record of a session."""
+        """Delete the record of a session, and the entry that names the owner of its standalone stream."""
         await self._store.delete(_key(id))
         await self._store.delete(_stream(id))
 
-    # Only one worker at a time may have the standalone stream open. The claim of a worker that died expires.
+    # Only one worker at a time, the owner, may have the standalone stream open. The ownership of a dead worker expires.
 
     async def hold_stream(self, session: Session, *, takes_over: bool = False) -> bool:
-        """Make this worker the owner of the standalone stream, or extend its ownership.
+        """Make this worker the owner of a session's standalone stream, or extend its ownership. Return True.
 
-        Return False if another worker owns the stream. With `takes_over`, this worker becomes the owner even then.
+        If another worker owns the stream, return False. But if `takes_over` is True, take the ownership from it.
         """
         key, owner, ttl = _stream(session.id), session.worker.encode(), self._stream_seconds
         if takes_over:
@@ -246,13 +246,13 @@ class Records:
         return await self._store.swap(key, owner, owner, ttl=ttl) or await self._store.swap(key, None, owner, ttl=ttl)
 
     async def drop_stream(self, session: Session) -> None:
-        """End the ownership of the standalone stream, if this worker owns it."""
+        """End the ownership of a session's standalone stream, if this worker is the owner."""
         if await self._store.get(_stream(session.id)) == session.worker.encode():
             await self._store.delete(_stream(session.id))
 
 
 def _merge(before: Record, after: Record, stored: Record) -> Record:
-    """Return the stored record with the changes that lead from `before` to `after`."""
+    """Return a copy of `stored` to which the differences between `before` and `after` are applied."""
     changed = {
         name: value
         for name in Record.__struct_fields__
@@ -272,7 +272,10 @@ def _stream(id: str) -> str:
 
 
 async def _initialize(call: Call) -> InitializeResult:
-    """Answer the handshake, with the protocol version that the era has chosen."""
+    """Complete the handshake, and return the server's protocol version, capabilities and name.
+
+    Raises AlreadyInitialized if the handshake was completed before.
+    """
     envelope, services = call.envelope, call.services
     if call.connection.handshake_done:  # an earlier `initialize` was answered while this one waited
         raise AlreadyInitialized
@@ -307,10 +310,10 @@ async def _ping(_: Call) -> EmptyResult:
 
 
 async def _set_level(call: Call) -> EmptyResult:
-    """Set the lowest level of log messages for the session.
+    """Set the lowest level of log messages that the client gets in this session.
 
-    Without a session, the level cannot be stored, and messages are sent from the default level on. Raises
-    InvalidRequest if the client then requests a higher level, because it would get messages that it does not want.
+    Without a session, the level cannot be stored, and messages are sent from the default level on. In that case, raise
+    InvalidRequest if the client requests a higher level, because it would get messages that it does not want.
     """
     connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:
@@ -327,7 +330,7 @@ async def _set_level(call: Call) -> EmptyResult:
 
 
 async def _subscribe(call: Call) -> EmptyResult:
-    """Subscribe the session to changes of one resource."""
+    """Subscribe the client to changes of one resource. Raise InvalidRequest if there is no session."""
     connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
         raise InvalidRequest("Invalid request: there is no session here, so changes cannot be sent.")
@@ -339,7 +342,7 @@ async def _subscribe(call: Call) -> EmptyResult:
 
 
 async def _unsubscribe(call: Call) -> EmptyResult:
-    """Unsubscribe the session from changes of one resource, if it is subscribed."""
+    """Unsubscribe the client from changes of one resource. Do nothing if it is not subscribed."""
     connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
     if uri in connection.subscribed_uris:
         connection.subscribed_uris.remove(uri)
@@ -357,7 +360,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 def read_batch(body: bytes, limits: Limits) -> list[Frame | bytes]:
-    """Return the messages of a batch. An item that is not a valid message is replaced by its encoded error."""
+    """Return the messages of a batch. In place of an invalid message, return the encoded error to send for it."""
     check_bounds(body, limits)
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])

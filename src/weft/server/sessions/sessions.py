@@ -2,8 +2,8 @@
 
 A session has two parts. Its *record* (principal, version, capabilities, subscriptions) is in the Backend's store, where
 any worker finds it. Its *live part* is in one process: the connection that handlers see, running requests, and requests
-that the client has not answered yet. A worker that gets a request of an unknown session reads the record, and makes a
-live part for the session.
+that the client has not answered yet. If a worker gets a request of a session that has no live part there, the worker
+reads the record, and creates a live part.
 
 A session belongs to the principal that opened it: for other principals it does not exist.
 """
@@ -37,11 +37,11 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 
 class SessionsFull(Exception):
-    """The limit of sessions is reached, and all sessions are in use."""
+    """Raised if the limit of sessions is reached, and all sessions are in use."""
 
 
 class Sessions:
-    """The sessions of one server: those that are live in this process, and access to those of other workers."""
+    """The sessions of one server: those with a live part in this process, and access to those of other workers."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.limits = runtime.limits
@@ -51,8 +51,8 @@ class Sessions:
         self.records = Records(runtime.backend.store, runtime.limits)
         self._bus = runtime.backend.bus
         self._worker = secrets.token_hex(4)  # id of this process
-        self._unused: OrderedDict[str, Session] = OrderedDict()  # no request since the handshake; oldest first
-        self._used: OrderedDict[str, Session] = OrderedDict()  # least recently used first
+        self._unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake; oldest first
+        self._used: OrderedDict[str, Session] = OrderedDict()  # with a later request; least recently used first
         self._per_peer: dict[str, OrderedDict[str, Session]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,10 +64,10 @@ class Sessions:
         return len(self._unused) + len(self._used)
 
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
-        """Return a new session for a handshake. `find` finds the session only after `keep` was called.
+        """Return a new session for a handshake. The session is not stored: call `keep` after the handshake.
 
         The id of the session begins with `prefix`. Raises `SessionsFull` if the limit of sessions is reached and all
-        are in use.
+        sessions are in use.
         """
         self._find_superfluous(peer)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
@@ -91,7 +91,7 @@ class Sessions:
             raise
 
     async def find(self, id: str, principal: str | None) -> Session | None:
-        """Return the session with this id and principal, and mark it as used; None if it does not exist."""
+        """Return the session with this id and principal, and mark it as used; None if there is no such session."""
         session = self._local(id)
         if session is None or session.stale:
             session = await self._fetch(id, session)
@@ -109,7 +109,7 @@ class Sessions:
         return None if session.ended else session  # another task may have ended it
 
     async def save(self, session: Session) -> None:
-        """Store the changes of a session for the other workers. An ended session is not stored again."""
+        """Store the changes of a session for the other workers. Do nothing if the session has ended."""
         session.connection.is_changed = False
         mine = session.to_record()
         try:
@@ -122,10 +122,10 @@ class Sessions:
             raise
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
-        """Open the standalone stream of a session at this worker. From now on, any worker may write to the stream.
+        """Open the standalone stream of a session at this worker, and return True. Any worker may write to the stream.
 
-        Return False if the stream is open at another worker. With `takes_over`, open the stream even then, because the
-        client resumes it here.
+        If the stream is open at another worker, return False. But if `takes_over` is True, because the client resumes
+        the stream, open it here, and the other worker ends it.
         """
         if not await self.records.hold_stream(session, takes_over=takes_over):
             return False
@@ -145,7 +145,7 @@ class Sessions:
             await self._forget(session)
 
     def end_soon(self, session: Session) -> None:
-        """End a session in the background."""
+        """Mark a session as ended now, and end it at all workers in the background."""
         session.ended = True
         self._remove(session)
         self._in_background(self.end(session))
@@ -156,10 +156,10 @@ class Sessions:
             self._loop.call_soon_threadsafe(self.end_streams)
 
     def end_streams(self) -> None:
-        """End the standalone and resumed streams, also those that are opened later, because the server stops.
+        """End all standalone and resumed streams, because the server stops. Streams that are opened later end at once.
 
-        Requests that the server has sent to clients fail after `drain_seconds`, like running calls. Their responses
-        would come in new HTTP requests, which a server that stops does not accept.
+        Requests that the server has sent to clients fail after `drain_seconds`, like running calls. The responses of
+        the clients would come in new HTTP requests, which a server that stops does not accept.
         """
         if not self.closing and self._loop is not None and math.isfinite(self.limits.drain_seconds):
             self._loop.call_later(self.limits.drain_seconds, self._end_questions)
@@ -186,26 +186,26 @@ class Sessions:
                 report("Leaving the Backend's bus", error, debug=False)
         self.closing = False
 
-    # Messages of a client may reach another worker than the one that they concern.
+    # A message of a client about a request may arrive at a worker that does not have this request.
 
     async def answered(self, session: Session, frame: Frame) -> None:
-        """Take a response of the client. If another worker has sent the request, pass the response on."""
+        """Handle a response of the client. If another worker has sent the request, pass the response to all workers."""
         if not session.outstanding.answered(frame):
             await self._publish(session, frame)
 
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Take a notification of the client. If another worker has the request that it is about, pass it on."""
+        """Handle a notification of the client. If it is about a request at another worker, pass it to all workers."""
         if not take_notification(self._runtime, session, frame):
             await self._publish(session, frame)
         if session.connection.is_changed:
             await self.save(session)
 
     async def _publish(self, session: Session, frame: Frame | None = None, *, has_ended: bool = False) -> None:
-        """Send a message about a session to the other workers."""
+        """Send a message about a session to the other workers: a frame, the end of the session, or a changed record."""
         await self._bus.publish(_TOPIC, msgspec.json.encode(_WorkerMessage(self._worker, session.id, frame, has_ended)))
 
     def _receive(self, message: bytes) -> None:
-        """Handle a message of another worker about a session."""
+        """Handle a message from another worker about a session."""
         sent = _read_message(message)
         session = self._local(sent.session)
         if session is None or sent.worker == self._worker:
@@ -229,13 +229,13 @@ class Sessions:
             self._in_background(self._fetch(session.id, session))
 
     async def _join_bus(self) -> None:
-        """Subscribe to the messages of other workers."""
+        """Subscribe to the messages of other workers, if this is not done yet."""
         async with self._joining:
             if self._leave_bus is None:
                 self._leave_bus = await self._bus.subscribe(_TOPIC, self._receive)
 
     async def send_changes(self, session: Session) -> None:
-        """Write pending changes to the standalone stream of a session: as many as its reader can take."""
+        """Write pending changes to the standalone stream of a session, but not more than `streams.most_unread`."""
         for _ in range(self.streams.most_unread):
             change = None if session.inbox is None else session.inbox.take()
             if change is None:
@@ -243,9 +243,10 @@ class Sessions:
             await self.streams.append(session.id, STANDALONE, encode_change(change))
 
     def _find_superfluous(self, peer: str) -> list[Session]:
-        """Return the sessions that must end to make room for a new one of `peer`, which has a limit of its own.
+        """Return the sessions that must end before `peer` can open a new session, because a limit is reached.
 
-        Raises `SessionsFull` if all sessions are in use.
+        There is a limit for the sessions of one peer, and a limit for all sessions. Raises `SessionsFull` if a limit is
+        reached and no session can end, because all are in use.
         """
         found: list[Session] = []
         mine = self._per_peer.get(peer)
@@ -296,7 +297,7 @@ class Sessions:
         self._sweeping = self._loop.call_later(max(shortest / 4, 0.05), self._sweep)
 
     def _sweep(self) -> None:
-        """End the sessions that were idle for too long."""
+        """End the sessions that were idle for too long. Renew the records of sessions that are in use."""
         now = time.monotonic()
         self._sweep_later()
         for group, seconds in (
@@ -313,12 +314,12 @@ class Sessions:
                     self._in_background(self._end_if_over(session))
 
     async def _end_if_over(self, session: Session) -> None:
-        """End a session that was idle here for too long, unless another worker has used it."""
+        """End a session that was idle in this process for too long, unless another worker has used it."""
         if await self.records.read(session.id) is None and not session.in_use and not session.ended:
             self.end_soon(session)
 
     def _all(self) -> Iterable[Session]:
-        """Return the live sessions: first those that were never used, then the least recently used."""
+        """Return the sessions of this process: first those that were never used, then the others, oldest use first."""
         return chain(self._unused.values(), self._used.values())
 
     def _local(self, id: str) -> Session | None:
@@ -327,7 +328,7 @@ class Sessions:
     async def _fetch(self, id: str, known: Session | None) -> Session | None:
         """Read the record of a session that another worker has opened or changed, and return the session.
 
-        `known` is its live part in this process, if there is one. Return None if the session does not exist.
+        `known` is the live part of the session in this process, or None. Return None if the session does not exist.
         """
         if known is not None:
             known.stale = False
@@ -370,7 +371,10 @@ _TOPIC = "sessions"  # of the Backend's bus
 
 
 class _WorkerMessage(msgspec.Struct, array_like=True):
-    """A message to the other workers about a session. Without `frame` and `has_ended`, its record was changed."""
+    """A message to the other workers about a session.
+
+    If it has no `frame` and `has_ended` is False, it means that the record of the session was changed.
+    """
 
     worker: str  # id of the sender
     session: str
@@ -382,7 +386,7 @@ _read_message = msgspec.json.Decoder(_WorkerMessage).decode
 
 
 def _idle(candidates: Iterable[Session]) -> Session:
-    """Return the first session that is not in use. Raises `SessionsFull` if all are in use."""
+    """Return the first of the candidates that is not in use. Raise `SessionsFull` if all are in use."""
     idle = next((session for session in candidates if not session.in_use), None)
     if idle is None:
         raise SessionsFull
@@ -398,7 +402,7 @@ _read_progress = msgspec.json.Decoder(ProgressParams).decode
 def take_notification(runtime: Runtime, session: ClientChannel, frame: Frame) -> bool:
     """Handle a notification of the client. Unknown and malformed notifications are ignored.
 
-    Return False if the notification concerns a request that this worker does not have.
+    Return False if the notification is about a request that this worker does not have.
     """
     connection = session.connection
     params = b"{}" if frame.params is UNSET else bytes(frame.params)

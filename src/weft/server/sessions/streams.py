@@ -31,7 +31,7 @@ _GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream continues 
 
 
 class StoredEvent(NamedTuple):
-    """One stored event of a stream. If an event carries no message, its `data` is empty."""
+    """One stored event of a stream. If the event has no message, `data` is empty."""
 
     id: str
     data: bytes
@@ -40,7 +40,10 @@ class StoredEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _StreamReader:
-    """Counts the events of a stream that its reader in this process has not read yet."""
+    """Counts the events of a stream that its reader in this process has not read yet.
+
+    If there are `_most` or more such events, writers wait for the reader.
+    """
 
     _most: int
     _near: asyncio.Event = field(default_factory=asyncio.Event)  # set while the reader is not too far behind
@@ -54,7 +57,7 @@ class _StreamReader:
             self._near.set()
 
     async def catch_up(self) -> None:
-        """Wait, as a writer, while the reader is too far behind."""
+        """Wait until the reader has read enough events. Return at once if it is not too far behind."""
         if self.unread >= self._most:
             self._near.clear()
             await self._near.wait()
@@ -62,7 +65,7 @@ class _StreamReader:
 
 @dataclass(slots=True)
 class _StoredStream:
-    """The sizes of the events of one stream in the Backend's log. Only events of this process are counted."""
+    """The sizes of the events of one stream in the Backend's log. Only events that this process wrote are counted."""
 
     session: str
     sizes: list[int] = field(default_factory=list[int])  # bytes of each event, oldest first
@@ -70,12 +73,12 @@ class _StoredStream:
 
 
 class Streams:
-    """Writes the streams of this process, and reads the streams of all workers."""
+    """Writes streams to the Backend's log, and reads them. A stream that one worker writes can be read at another."""
 
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self._backend = backend
         self._limits = limits
-        self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; the log that grew last at the end
+        self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; last written at the end
         self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
         self._bytes = 0  # size of all kept streams
         self._expiring = ExpiringKeys(time.monotonic, self._discount)  # the keys expire as in the Backend's log
@@ -107,7 +110,7 @@ class Streams:
         return event_id(stream, number)
 
     async def room(self, session: str, stream: str) -> None:
-        """Wait while the reader of a stream is so far behind that it would miss events if more were written."""
+        """Wait until the reader of a stream has read enough events. Otherwise unread events could be dropped."""
         reader = self._readers.get(_key(session, stream))
         if reader is not None:
             await reader.catch_up()
@@ -121,13 +124,14 @@ class Streams:
         wake: asyncio.Event,
         prepare: Callable[[], Awaitable[bool]] | None = None,
     ) -> AsyncGenerator[StoredEvent | None]:
-        """Yield the events of a stream after number `after` as they come, and None if a keep-alive comment is due.
+        """Yield the events of a stream after number `after` as they are written. Yield None if a comment is due.
 
-        The log is read again whenever `wake` is set. Before each reading, `prepare` is called. It may write events,
-        which are then read as well. If it returns False, the stream ends.
+        A comment is due if there was no event for `keep_alive_seconds`. The log is read again whenever `wake` is set.
+        `prepare` is called before the log is read. It may write events, which are then read as well. If `prepare`
+        returns False, the stream ends.
 
-        The stream also ends after its last event, and if events were dropped because the reader was too slow: the
-        client must notice that events are missing.
+        The stream also ends after its last event, and if events were dropped because the reader was too slow. Then the
+        client can notice that events are missing.
         """
         key = _key(session, stream)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
@@ -159,7 +163,7 @@ class Streams:
             await unsubscribe()
 
     async def _ends_with(self, key: str, number: int) -> bool:
-        """Return whether the event `number` is the last event of the stream."""
+        """Return whether the event with this number is the last event of the stream."""
         for found, entry in await self._backend.log.read(key, number - 1) or ():
             return found == number and entry[:1] == _ENDS
         return False
@@ -178,10 +182,10 @@ class Streams:
             await self._drop(key)
 
     def _account(self, session: str, key: str, size: int) -> int:
-        """Count a new entry of a stream, and return how many entries the stream may keep.
+        """Add the size of a new entry to the totals, and return how many entries of the stream may be stored.
 
         This is `replay_events`, or fewer if the entries of this stream alone would have more than `replay_bytes`. Then
-        the oldest entries are not counted any more, and the log drops them.
+        the oldest entries are subtracted from the totals, and the log drops them.
         """
         while self._kept and not self._expiring.is_kept(next(iter(self._kept))):
             pass  # the oldest stream has expired, and `is_kept` has called `_discount`
@@ -205,7 +209,7 @@ class Streams:
         return most
 
     def _discount(self, key: str) -> None:
-        """Stop counting a stream that has expired or is being deleted."""
+        """Subtract the size of a stream from the totals, because the stream has expired or is being deleted."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._bytes -= kept.bytes + _STREAM_COST

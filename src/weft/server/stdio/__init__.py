@@ -1,1 +1,1 @@
-"""Serve MCP over lines: stdin and stdout, or a client in the same process."""
+"""Serve clients that send one message per line: over stdin and stdout, or in the same process."""

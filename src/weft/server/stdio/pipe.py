@@ -1,6 +1,7 @@
-"""Serve one client that sends lines, over stdio or in the same process, and keep its session.
+"""Serve one client that sends one message per line, over stdio or in the same process.
 
-A pipe has at most one session. Requests of the stateless era are served without it; both eras may share one pipe.
+A pipe is the connection to such a client. It has at most one session. Requests of the stateless era are served without
+the session. A client may send requests of both eras.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ log = logging.getLogger("weft.pipe")
 
 _BRACE = ord("{")
 
-_names = count(1)  # each pipe gets a name, which identifies its listen streams
+_names = count(1)  # numbers for the names of pipes; the name of a pipe identifies its listen streams
 
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
@@ -49,7 +50,7 @@ class Writer(Protocol):
     """Writes lines to the client."""
 
     def send(self, line: bytes, /) -> None:
-        """Schedule one line to be written soon, together with other lines."""
+        """Add one line to the output. It is written soon, together with other lines."""
         ...
 
     def send_now(self, line: bytes, /) -> None:
@@ -57,7 +58,7 @@ class Writer(Protocol):
         ...
 
     async def drained(self) -> None:
-        """Wait while so much output waits for the client that the server should produce no more."""
+        """Wait until the client has read enough of the output. Return at once if little output is waiting."""
         ...
 
 
@@ -68,7 +69,7 @@ class _LineReply:
     writer: Writer
     answered: bool = False
     after_answer: bytes | None = None  # a notification to send after the answer
-    cancellation: Cancellation | None = None  # of the call; None until the call is created
+    cancellation: Cancellation | None = None  # cancels the call; None until the call is created
     can_stream: bool = True
 
     async def notify(self, message: bytes) -> None:
@@ -76,20 +77,20 @@ class _LineReply:
             await _send(self.writer, message)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Do nothing: the only stream is the connection."""
+        """Do nothing: all calls share one connection, which stays open."""
 
     def epilogue(self, message: bytes) -> None:
         self.after_answer = message
 
     async def end(self) -> None:
-        """Do nothing: the only stream is the connection."""
+        """Do nothing: all calls share one connection, which stays open."""
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Do nothing: a line has no headers."""
+        """Do nothing: without HTTP, there is no header for a challenge."""
 
 
 class Pipe:
-    """One client, and its requests that are being served."""
+    """The connection to one client that sends lines, and the client's running requests."""
 
     def __init__(self, runtime: Runtime, writer: Writer) -> None:
         self._runtime = runtime
@@ -102,15 +103,15 @@ class Pipe:
         self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
-        """Create the spare task, so that the first request is started at once, like all later requests.
+        """Create a spare task, so that the first request starts at once, like all later requests.
 
-        The first request is often a handshake. It is then served before the next line is read.
+        The first request is often a handshake. With the spare task, it is served before the next line is read.
         """
         await self._starter.warm_up()
 
     @property
     def full(self) -> int:
-        """The limit of running requests, of this pipe or of the process, if it is reached now; otherwise 0."""
+        """The limit of running requests that is reached, for this pipe or for the process; 0 if none is reached."""
         if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
             return self._limits.in_flight_per_connection
         return self._limits.in_flight if self._runtime.is_full() else 0
@@ -121,7 +122,7 @@ class Pipe:
         return not self._in_flight and not self._unwinding
 
     async def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` for the requests to end."""
+        """Wait until all running requests have ended, but at most `seconds`."""
         tasks = [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -131,12 +132,12 @@ class Pipe:
         return self._runtime.subscriptions.close(self._name)
 
     def stop(self) -> None:
-        """Cancel all requests, because the server stops. Each request is answered with an error."""
+        """Cancel all running requests, because the server stops. Each request is answered with an error."""
         own = list(self._in_flight.values())
         self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
-        """Cancel all requests, because the client is gone. They get no answer."""
+        """Cancel all running requests without an answer, because the client has disconnected."""
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
 
@@ -146,7 +147,10 @@ class Pipe:
         await self._session.close()
 
     def receive(self, line: Line) -> None:
-        """Serve one line. Errors are answered, never raised, so that the next line can be served."""
+        """Serve one line from the client; None stands for a line that was too long.
+
+        Errors are sent to the client and never raised, so that the next line can be served.
+        """
         frame = None
         try:
             if line is None:
@@ -253,26 +257,27 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """Count a cancelled request as running until its task has ended. Otherwise a client could exceed the limit."""
+        """Count a cancelled request as running until its task ends, so that a client cannot exceed the limit."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
 
 async def _send(writer: Writer, message: bytes) -> None:
-    """Write one message, and wait while the client does not read."""
+    """Write one message, then wait until the client has read enough of the output."""
     writer.send(_one_line(message))
     await writer.drained()
 
 
 def _one_line(message: bytes) -> bytes:
-    """Replace newlines by spaces. JSON has newlines only between tokens, where a space means the same."""
+    """Return a JSON message with its newlines replaced by spaces. In JSON, newlines occur only between tokens."""
     return message.replace(b"\n", b" ")
 
 
 class PipeSession(ClientChannel):
-    """The session of a pipe's client: its connection, the requests that it has not answered, and its pending changes.
+    """The session of a client on a pipe.
 
-    Messages that belong to no call are written like all others.
+    It has the facts about the client, the server's requests that the client has not answered, and the changes that are
+    not sent yet.
     """
 
     def __init__(self, runtime: Runtime, send: SendMessage, in_flight: dict[RequestId, Cancellation]) -> None:
@@ -288,7 +293,7 @@ class PipeSession(ClientChannel):
         await self._send(message)
 
     def take(self, frame: Frame) -> None:
-        """Handle a notification, or a response to a request of the server."""
+        """Handle a notification of the client, or its response to a request of the server."""
         if frame.is_response:
             self.outstanding.answered(frame)
         else:
@@ -299,7 +304,7 @@ class PipeSession(ClientChannel):
         return line.lstrip()[:1] == b"[" and SESSION.takes_batches(self.connection)
 
     async def close(self) -> None:
-        """Close the inbox and the connection, and fail pending requests, because the client is gone."""
+        """Close the inbox and the connection, and fail unanswered requests to the client, which has disconnected."""
         self._runtime.changes.close_inbox(self._inbox)
         self.outstanding.close()
         if self._changes_task is not None:
@@ -319,12 +324,12 @@ class PipeSession(ClientChannel):
 
 
 def new_pipe(runtime: Runtime, writer: Writer) -> Pipe:
-    """Return a new pipe. If the log level is debug, it logs every message."""
+    """Return a new pipe. At the log level `debug`, the pipe logs every message."""
     return _LoggedPipe(runtime, _LoggedWriter(writer)) if is_wire_logged() else Pipe(runtime, writer)
 
 
 class _LoggedPipe(Pipe):
-    """A pipe that logs the lines that come in."""
+    """A pipe that logs the lines that it receives."""
 
     def receive(self, line: Line) -> None:
         wire.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip(), from_client=True))
@@ -332,7 +337,7 @@ class _LoggedPipe(Pipe):
 
 
 class _LoggedWriter:
-    """A writer that logs the lines that go out."""
+    """A writer that logs the lines that it writes."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -352,25 +357,25 @@ class _MemoryWriter:
         self.send = self.send_now = deliver
 
     async def drained(self) -> None:
-        """Return at once: the client has every line already."""
+        """Return at once: the client gets every line immediately."""
 
 
 class MemoryPipe:
     """The server's end of a pipe to a client in the same process.
 
-    The client passes its messages to `send`. Messages to the client are passed to `deliver`. The first message enters
-    the lifespan, if it was not entered before. Closing the pipe does not leave the lifespan.
+    The client passes its messages to `send`. Messages to the client are passed to `deliver`. The first message starts
+    the lifespan, if it is not started. Closing the pipe does not stop the lifespan.
     """
 
     def __init__(self, runtime: Runtime, deliver: Callable[[bytes], None]) -> None:
         self._runtime = runtime
         self._deliver = deliver
         self._pipe = new_pipe(runtime, _MemoryWriter(deliver))
-        self._waiting: list[bytes] = []  # messages that came before the lifespan was entered
+        self._waiting: list[bytes] = []  # messages that came before the lifespan was started
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Take one message from the client, and serve it."""
+        """Serve one message from the client, after the lifespan is started."""
         if self._runtime.lifespan.started:
             self._pipe.receive(message)
             return
@@ -379,7 +384,7 @@ class MemoryPipe:
             self._starting = asyncio.get_running_loop().create_task(self._start(), name="weft-memory-start")
 
     async def close(self) -> None:
-        """End the client's streams, cancel its requests and release its session."""
+        """End the client's streams, cancel its requests and close its session."""
         if self._starting is not None:
             self._starting.cancel()
         self._pipe.end_streams()

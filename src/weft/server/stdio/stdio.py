@@ -1,14 +1,14 @@
-"""Serve over stdin and stdout: one line per message, one client, without blocking the event loop.
+"""Serve one client over stdin and stdout, one message per line, without blocking the event loop.
 
 While the process serves, only the protocol uses its stdin and stdout. Other code, such as a stray `print`, a C library
 or a child process, writes to stderr instead, and finds its input empty.
 
-The event loop reports when there is something to read. Where it cannot (Windows, plain files), a thread reads. Lines
-are delivered one chunk at a time. The next chunk is read when these lines are served, so that too many messages fill
-the pipe, not the memory. Output is collected during one iteration of the event loop and written together. A thread
-writes the part that the pipe does not take immediately. No descriptor is made non-blocking, because that would change
-it for every process that shares it. Where a pipe can be opened a second time, the second descriptor is non-blocking and
-private.
+The event loop reports when input can be read. Where the event loop cannot do this (Windows, plain files), a thread
+reads. Lines are delivered one chunk at a time. The next chunk is read when these lines are served, so that too many
+messages fill the pipe, not the memory. Output is collected during one iteration of the event loop and written together.
+A thread writes the part that the pipe does not accept immediately. The descriptors of the process are not made
+non-blocking, because this would affect every process that shares them. Where a pipe can be opened a second time, the
+second descriptor is non-blocking and private.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from weft.server.runtime.runtime import Runtime
 
 
-PATIENCE = 5  # iterations of the event loop in which requests may finish before the next one is refused
-LAST_WORDS = 0.5  # seconds in which requests may finish after the input has ended; the client may still read
+PATIENCE = 5  # iterations of the event loop to wait for running requests, before the next request is refused
+LAST_WORDS = 0.5  # seconds to wait for running requests after the input has ended; the client may still read
 
 
 async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | None = None) -> None:
     """Serve one client until it closes the pipe.
 
-    `stdin` and `stdout` are file descriptors; default: those of the process. The lifespan is started if needed. It is
-    not stopped at the end, because another pipe may still be served.
+    `stdin` and `stdout` are file descriptors; default: those of the process. The lifespan is started, if it is not
+    started. The lifespan is not stopped at the end, because another pipe may still be served.
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
         await runtime.lifespan.start()
@@ -51,8 +51,8 @@ async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | 
 class _StdioConnection:
     """One client, connected by two file descriptors.
 
-    With `lingers`, the reader blocks the event loop for a moment to wait for the next request of a client that sends
-    one request at a time. This is done only if the process serves no other client.
+    If `lingers` is True, the reader blocks the event loop for a moment, to wait for the next request of a client that
+    sends one request at a time. `lingers` must be False if the process serves other clients, too.
     """
 
     def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
@@ -69,7 +69,7 @@ class _StdioConnection:
         self._over = asyncio.Event()  # the input has ended, or the output is closed
 
     async def serve(self) -> None:
-        """Serve until the input has ended, or the client does not read the output any more."""
+        """Serve the client until the input has ended, or the client has closed its end of the output."""
         try:
             await self._pipe.warm_up()
             self._reader.start()
@@ -101,7 +101,7 @@ class _StdioConnection:
         self._over.set()
 
     def _serve_lines(self, lines: list[Line], ended: bool, first: int = 0) -> None:  # noqa: FBT001 - a callback
-        """Serve the lines of one chunk from the line number `first` on, then read the next chunk.
+        """Serve the lines of one chunk, beginning with index `first`. Then read the next chunk, unless `ended` is True.
 
         If the limit of running requests is reached, wait some iterations of the event loop for running requests to
         finish, before the next request is refused.
@@ -132,8 +132,8 @@ class _StdioConnection:
 def check_pipes() -> None:
     """Raise StartError if stdin or stdout is closed.
 
-    Call this before an event loop is created. Otherwise the system could give the number of the closed descriptor (0 or
-    1) to a descriptor of the loop.
+    Call this function before an event loop is created. Otherwise a new descriptor of the event loop could get the
+    number of the closed descriptor (0 or 1).
     """
     try:
         os.fstat(0)
@@ -147,7 +147,7 @@ def check_pipes() -> None:
 
 @contextmanager
 def _process_pipes() -> Generator[tuple[int, int]]:
-    """Yield duplicates of stdin and stdout. Meanwhile, for all other code, stdin is empty and stdout is stderr."""
+    """Yield duplicates of stdin and stdout. Inside the context, other code has an empty stdin and prints to stderr."""
     source, sink = os.dup(0), os.dup(1)
     python_stdout = sys.stdout
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -174,20 +174,20 @@ def _flush(stream: Any) -> None:
         stream.flush()
 
 
-CHUNK = 64 * 1024  # the size of a pipe's buffer
-QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow client; with more, no input is read
+CHUNK = 64 * 1024  # bytes to read at a time: the size of a pipe's buffer
+QUEUED_BYTES = 8 * 1024 * 1024  # if more bytes of output than this wait for a slow client, no input is read
 IN_A_ROW = 1e-3  # seconds after which other tasks run, even if the next line has arrived
-AT_ONCE = getattr(select, "PIPE_BUF", 0)  # bytes that a writable pipe takes without blocking; 0: unknown (Windows)
+AT_ONCE = getattr(select, "PIPE_BUF", 0)  # bytes that a writable pipe accepts without blocking; 0: unknown (Windows)
 
 
 class LineReader:
-    """Reads lines and delivers them, one chunk at a time.
+    """Reads lines from a file descriptor and delivers them, one chunk at a time.
 
-    `deliver(lines, ended)` is called in the event loop. The next chunk is read after `resume` was called, which
-    `deliver` may do itself. The reader owns the descriptor, and closes it.
+    `deliver(lines, ended)` is called in the event loop. The next chunk is read after `resume` was called; `deliver` may
+    call `resume`. The reader owns the descriptor, and closes it.
 
     A client that sends one request at a time sends its next line shortly after it has read the last answer. With
-    `resume(linger=True)`, the reader waits for this line without sleeping. This is faster, because most of the time of
+    `resume(linger=True)`, the reader polls for this line without sleeping. This is faster, because most of the time of
     a short call over a pipe is spent on putting two processes to sleep and waking them up.
     """
 
@@ -215,9 +215,9 @@ class LineReader:
             threading.Thread(target=self._read_all, name="weft-stdin", daemon=True).start()
 
     def resume(self, *, linger: bool = False) -> None:
-        """Read the next chunk. Call this when the delivered lines are served.
+        """Allow the reader to read the next chunk. Call this method when the delivered lines are served.
 
-        With `linger`, wait a moment for the next line. This blocks the event loop.
+        If `linger` is True, the reader waits a moment for the next line, and blocks the event loop meanwhile.
         """
         self._delivered = False
         self._lingers = linger
@@ -279,11 +279,10 @@ class LineReader:
 
 
 class LineWriter:
-    """Writes lines without blocking the event loop.
+    """Writes lines to a file descriptor without blocking the event loop.
 
-    `broken` is called when the client has closed its end: at once if the event loop can watch the descriptor, or else
-    when the next line is written.
-    Between `hold` and `flush`, lines are collected, to be written together.
+    `broken` is called when the client has closed its end: at once if the event loop can watch the descriptor, otherwise
+    when the next line is written. Between `hold` and `flush`, lines are collected, to be written together.
     """
 
     def __init__(self, fd: int, broken: Callable[[], None]) -> None:
@@ -302,9 +301,9 @@ class LineWriter:
         self._watches = self._watch()  # whether the event loop watches the descriptor
 
     def _watch(self) -> bool:
-        """Let the event loop watch the descriptor; return False if this is not possible.
+        """Make the event loop notice when the client closes its end of the pipe. Return False if this is not possible.
 
-        When the client closes its end, the event loop reports the descriptor as readable.
+        When the client has closed its end, the event loop reports the descriptor as readable.
         """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
@@ -326,13 +325,13 @@ class LineWriter:
             self._loop.remove_reader(self._fd)
 
     def send(self, line: bytes) -> None:
-        """Schedule one line to be written in the next iteration of the event loop, together with other lines."""
+        """Add one line to the output. It is written in the next iteration of the event loop, or by `flush`."""
         if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
 
     def send_now(self, line: bytes) -> None:
-        """Write one line at once, unless `hold` was called."""
+        """Write one line at once. After `hold` was called, only add the line to the output."""
         self._lines.append(line)
         if not self._held:
             self.flush()
@@ -343,15 +342,15 @@ class LineWriter:
 
     @property
     def congested(self) -> bool:
-        """Whether so much output waits for the client that the server should produce no more."""
+        """Whether so much output is waiting for the client that the server should read no more requests."""
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the client has read so much of the output that `congested` is False."""
+        """Wait until `congested` is False, because the client has read enough of the output."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
-        """Write the remaining output, for at most `timeout` seconds. Then close the descriptors of this writer."""
+        """Write the remaining output, for at most `timeout` seconds. Then call `release`."""
         self.flush()
         if self._thread is not None:
             self._queue.put(b"")
@@ -360,14 +359,14 @@ class LineWriter:
         self.release()
 
     def release(self) -> None:
-        """Close the descriptors that this writer opened, so that the client sees the end of the output."""
+        """Close the descriptor that this writer has opened, so that the client sees the end of the output."""
         self._stop_watching()
         own_fd, self._own_fd = self._own_fd, None
         if own_fd is not None:
             os.close(own_fd)
 
     def flush(self) -> None:
-        """Write the collected lines. A thread writes the part that the pipe does not take at once."""
+        """Write the collected lines. If the pipe is full, a thread writes the remaining bytes."""
         self._held = False
         if not self._lines:
             return
@@ -385,7 +384,10 @@ class LineWriter:
             self._enqueue(data)
 
     def _write_some(self, data: bytes) -> int:
-        """Write as many bytes as possible without blocking. Return their number: 0 if earlier output is queued."""
+        """Write as many bytes of `data` as possible without blocking, and return their number.
+
+        Write nothing if earlier output is still queued for the thread.
+        """
         if self._queued:
             return 0
         if self._own_fd is not None:
@@ -421,10 +423,10 @@ class LineWriter:
 
 
 def _opened_again(fd: int) -> int | None:
-    """Open the same pipe a second time, non-blocking, without changing `fd`; return None if that is not possible.
+    """Open the pipe of `fd` a second time, and return a new, non-blocking descriptor; None if this is not possible.
 
-    This works only for pipes on Linux. A socket cannot be opened again. On other systems, opening `/dev/fd` only
-    duplicates the descriptor, and making the duplicate non-blocking would change both.
+    `fd` itself stays blocking. This works only for pipes on Linux. A socket cannot be opened again. On other systems,
+    opening `/dev/fd` only duplicates the descriptor, and making the duplicate non-blocking would change both.
     """
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return None
@@ -454,7 +456,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _comes_soon(fd: int, seconds: float) -> bool:
-    """Return whether input arrives within `seconds`. The function polls and does not sleep."""
+    """Return whether input arrives within `seconds`. This function polls without sleeping."""
     poll = _poll(fd, select.POLLIN)
     end = time.perf_counter() + seconds
     while not poll.poll(0):
@@ -464,7 +466,7 @@ def _comes_soon(fd: int, seconds: float) -> bool:
 
 
 def _poll(fd: int, events: int) -> select.poll:
-    """Return an object that polls one descriptor. Windows has none, and its pipes never get to the callers of this."""
+    """Return an object that polls one descriptor for `events`. Never called on Windows, which has no `select.poll`."""
     poll = select.poll()  # `select.select` does not support descriptors above 1023
     poll.register(fd, events)
     return poll
