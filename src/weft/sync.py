@@ -330,9 +330,9 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Return an iterator over changes of the server's lists and of the resources in `uris`.
+        """Return an iterator over changes of the chosen lists and of the resources in `uris`.
 
-        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
+        The arguments `tools`, `prompts` and `resources` choose the lists. Without any argument, all three are chosen.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:

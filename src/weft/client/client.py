@@ -607,9 +607,9 @@ class Client:
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Return an async iterator over changes of the server's lists and of the resources in `uris`.
+        """Return an async iterator over changes of the chosen lists and of the resources in `uris`.
 
-        Without arguments, the iterator returns the changes of all lists: tools, prompts and resources.
+        The arguments `tools`, `prompts` and `resources` choose the lists. Without any argument, all three are chosen.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:

@@ -136,8 +136,9 @@ async def discover(
 ) -> Discovery:
     """Return the first usable authorization server of the MCP server in `context`.
 
-    If `only` is given, no other issuer is accepted: the client `client_id` is registered with this issuer. Raises
-    AuthorizationFailed if there is no usable authorization server.
+    If the client is already registered with one issuer, `only` is this issuer, and no other issuer is used. `client_id`
+    is the id of the client there, for the error message. Raises AuthorizationFailed if there is no usable authorization
+    server.
     """
     server_url = context.server_url
     published = await _discover_resource(challenge, context)

@@ -403,7 +403,11 @@ class LoopbackRedirect:
             await server.wait_closed()
 
     async def _bind(self, listener: _BrowserListener, known: Sequence[str]) -> asyncio.Server:
-        """Listen on the configured port, or else on the port of a redirect URI in `known`, or else on any free port."""
+        """Listen on the configured port, and on no other port.
+
+        If no port is configured, listen on the port of a redirect URI in `known`, or on any free port if there is no
+        such port or it is in use. Raises AuthorizationFailed if it cannot listen.
+        """
         uris = [urlsplit(uri) for uri in known]
         usual = [uri.port for uri in uris if uri.hostname == "127.0.0.1" and uri.path == self.path and uri.port]
         reason: str | None = None

@@ -97,7 +97,10 @@ class _Refusal(msgspec.Struct):
 
 
 class Negotiator:
-    """Finds out which era one server speaks, when the client connects and when the session or version has ended."""
+    """Finds out which era one server speaks.
+
+    The client negotiates when it connects, and again when the session has ended or the server has dropped the version.
+    """
 
     def __init__(
         self,

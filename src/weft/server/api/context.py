@@ -206,9 +206,9 @@ class Context:
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Send a progress notification, if the client asked for progress.
 
-        The notification is dropped if `progress` is not greater than the last value. At most
-        `Limits.progress_per_second` notifications are sent per second. A notification that reaches `total` may exceed
-        this rate.
+        The notification is dropped if `progress` is not greater than the last value sent. At most
+        `Limits.progress_per_second` notifications are sent per second; further notifications are dropped. For a
+        notification that reaches `total`, the limit is doubled. Raises UsageError if a number is infinite or NaN.
         """
         for name, number in (("progress", progress), ("total", total)):
             if number is not None and not math.isfinite(number):

@@ -98,10 +98,10 @@ class OnceStore:
         return result
 
     async def _claim(self, key: str, claim: bytes) -> bytes | None:
-        """Claim a key and return None, or return the stored result for this key.
+        """Return the stored result for a key. If there is none, store `claim` under the key, and return None.
 
-        If another call has claimed the key, wait for the result of that call. Raises InvalidParams if the result was
-        too large to store.
+        If another call has claimed the key, wait until that call has stored its result or given up. Raises
+        InvalidParams if the result was too large to store.
         """
         pause, found = 0.01, None
         while not await self._store.swap(key, found, claim, ttl=HELD_SECONDS):

@@ -218,7 +218,8 @@ class HttpReply:
     async def _event(self, event: bytes, *, last: bool) -> None:
         """Send one encoded SSE event. If `last` is True, end the stream.
 
-        If the client has disconnected, or does not read the event in time, call `_cut`.
+        If the client has disconnected, or does not read the event in time, end the response and, without a session,
+        cancel the call.
         """
         start = not self.streaming
         self.streaming = True

@@ -157,7 +157,11 @@ def start(
 
 
 def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_loop: bool = False) -> None:
-    """Set up logging, check the options, and print advice for the user, before the server starts."""
+    """Set up logging, check the options, and print advice for the user, before the server starts.
+
+    Raises StartError if the server cannot start with these options, and RegistrationError if a completion function is
+    for a prompt, template or argument that does not exist. `in_users_loop` is passed to `set_up_logging`.
+    """
     set_up_logging(options.log_level, transport, in_users_loop=in_users_loop)
     engine.completions.check()
     if transport == "stdio":

@@ -324,7 +324,10 @@ def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Return whether a type has fields, but no setting for unknown fields and no `__init__` of its own."""
+    """Return whether a type has fields, but does not define what happens to unknown fields.
+
+    A pydantic model defines this with the setting `extra`, or with its own `__init__`.
+    """
     if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
         return False
     # In a TypedDict, pydantic also writes its default, "ignore".

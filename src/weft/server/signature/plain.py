@@ -85,7 +85,10 @@ def plain_type(annotation: Any) -> PlainType | None:
 
 
 def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, str]) -> Arguments | None:
-    """Compile parameters without pydantic; return None if a type or a default needs pydantic."""
+    """Return the JSON Schema and the validators for parameters, or None if a type or a default needs pydantic.
+
+    `descriptions` has the descriptions of parameters, by name.
+    """
     fields: dict[str, core_schema.TypedDictField] = {}
     properties: dict[str, Any] = {}
     for parameter in parameters:
