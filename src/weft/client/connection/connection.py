@@ -211,12 +211,12 @@ class ClientConnection:
     ) -> Answer:
         """Send a request and return its answer.
 
-        `seconds` is the timeout; None means `limits.request_seconds`. If `progress` is given, each progress notification
+        `seconds` is the timeout (default: `limits.request_seconds`). If `progress` is given, each progress notification
         restarts the timeout. With `is_greeting`, the request is part of a handshake: the server is not notified if the
         caller stops waiting, because a handshake cannot be cancelled.
 
         Raises RemoteError if the answer is an error, Refused if the server refuses the HTTP request, RequestTimeout if
-        no answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
+        no answer arrives in time, ConnectionFailed if the connection breaks, InvalidAnswer if the answer is invalid.
         """
         with self._logged(method, params) if log.isEnabledFor(logging.INFO) else _NOT_LOGGED:
             self._check_open()

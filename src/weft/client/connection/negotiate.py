@@ -157,7 +157,7 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
-        """Send a greeting and return its answer. If the connection closes without an answer, send the greeting again."""
+        """Send a greeting and return its answer. If the connection closes without an answer, send it once more."""
         try:
             return await self._link.roundtrip(method, params, **options)
         except ConnectionFailed as error:
@@ -232,8 +232,8 @@ class Negotiator:
         """Send the greeting of one era, and return the server's hello or its refusal.
 
         Over a pipe, a missing answer is returned as a refusal. `may_be_silent` makes the wait for the answer short,
-        because another era can be tried next. Over HTTP, a missing answer raises RequestTimeout, and `may_be_silent` has
-        no effect: HTTP servers answer unknown methods with an error, so a server that does not answer is only slow.
+        because another era can be tried next. Over HTTP, a missing answer raises RequestTimeout, and `may_be_silent`
+        has no effect: HTTP servers answer unknown methods with an error, so a server that does not answer is only slow.
         """
         link, limits = self._link, self._link.limits
         link.era = era

@@ -106,7 +106,8 @@ class Transport(Protocol):
     async def open(self, receive: Receive, lost: Lost) -> None:
         """Connect to the server. Raises ConnectionFailed on failure.
 
-        Over HTTP, no connection is made before the first request. `receive` is called with each request and notification of the server, and `lost` if the connection is lost.
+        Over HTTP, no connection is made before the first request. `receive` is called with each request and
+        notification of the server, and `lost` if the connection is lost.
         """
         ...
 
@@ -134,8 +135,8 @@ class Transport(Protocol):
         """Open the stream for messages that belong to no request (the HTTP GET stream), and keep it open.
 
         Calls `opened` each time the stream has been opened, and runs until it is cancelled. If the server or the
-        transport has no standalone stream, calls `opened` once and returns. Raises Refused if the server refuses to open the
-        stream again, and ConnectionFailed after several failed attempts in a row.
+        transport has no standalone stream, calls `opened` once and returns. Raises Refused if the server refuses to
+        open the stream again, and ConnectionFailed after several failed attempts in a row.
         """
         ...
 
@@ -203,7 +204,10 @@ class PipeTransport:
     # --- methods that a pipe calls
 
     def incoming(self, data: bytes) -> None:
-        """Handle one encoded message from the server. An invalid answer fails its request; other invalid data is logged."""
+        """Handle one encoded message from the server.
+
+        If the data is an invalid answer, its request fails. Other invalid data is logged and dropped.
+        """
         if not self._open:
             return
         for frame in decode_messages(data, self._bounds, self._unreadable):
@@ -470,7 +474,7 @@ class Piped(Protocol):
     """A server that a client in the same process can connect to."""
 
     def pipe(self, deliver: Callable[[bytes], None]) -> LinePipe:
-        """Connect a client, and return the server's end. The server calls `deliver` with each message for the client."""
+        """Connect a client, and return the server's end. The server calls `deliver` with its messages to the client."""
         ...
 
 
