@@ -85,7 +85,7 @@ class _AsgiReply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece. Raises ConnectionFailed if the application ends before the body is complete."""
+        """Yield the body piece by piece. Raises ConnectionFailed if the application ends too early."""
         while True:
             while self._pieces:
                 yield self._pieces.popleft()

@@ -142,8 +142,8 @@ class HttpTransport:
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
         """Send an HTTP request and return its response. Follow redirects within the origin.
 
-        Raises ConnectionFailed if there are too many redirects, or if a redirect leads to another origin or would change
-        the HTTP method.
+        Raises ConnectionFailed if there are too many redirects, or if a redirect leads to another origin or would
+        change the HTTP method.
         """
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         for left in reversed(range(self._limits.redirects + 1)):
@@ -185,8 +185,8 @@ class HttpTransport:
 
         Requests and notifications of the server are passed to `self._receive`.
 
-        Without `failures`, an invalid message raises InvalidAnswer. With `failures` (on a stream), it does so only if it
-        has the id of the request. The error of any other invalid message is logged, and becomes the only item of
+        Without `failures`, an invalid message raises InvalidAnswer. With `failures` (on a stream), it does so only if
+        it has the id of the request. The error of any other invalid message is logged, and becomes the only item of
         `failures`.
         """
 

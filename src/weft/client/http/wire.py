@@ -259,7 +259,7 @@ class AiohttpWire:
         task.add_done_callback(self._closings.discard)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed without a response."""
+        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed on failure."""
         proxy = self._proxy
         if proxy is None and self._trust_env:
             proxy = await self._find_proxy(url)
@@ -316,7 +316,7 @@ class AiohttpWire:
                 self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
-        """Return the proxy for a URL from the environment, or None. The result is cached, because the look-up is slow."""
+        """Return the proxy for a URL from the environment, or None. Cache the result, because this is slow."""
         origin = urlsplit(url)[:2]
         if origin not in self._found:
             self._found[origin] = await asyncio.to_thread(environment_proxy, url)
