@@ -38,7 +38,7 @@ def to_line(text: str) -> str:
 
 
 def to_text(text: str) -> str:
-    r"""Return a text with its line breaks and tabs. All other characters that affect a terminal are escaped.
+    r"""Return a text with unchanged line breaks and tabs. All other characters that affect a terminal are escaped.
 
     >>> print(to_text("tea\n\x1b[2Jmilk"))
     tea

@@ -51,7 +51,7 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
     """Run `weft` in a child process, and restart the child process whenever a Python file changes.
 
     `arguments` is the command line; the child process gets it without `--reload`. On POSIX, the child inherits the
-    listening socket from this process. The socket stays open during a restart, so that requests wait and are not refused.
+    listening socket from this process. The socket stays open during a restart, so that requests are not refused.
     """
     try:
         from watchfiles import PythonFilter, watch

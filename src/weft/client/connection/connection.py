@@ -574,7 +574,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return the answer if it contains a result. Raises RemoteError for an error, and InvalidAnswer for both."""
+    """Return the answer if it contains a result. Raises RemoteError if it is an error, InvalidAnswer if it is both."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame.error)

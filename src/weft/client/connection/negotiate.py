@@ -157,7 +157,7 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
-        """Send a greeting and return its answer. If the connection closes without an answer, send it once more."""
+        """Send a greeting and return its answer. If the connection closes without one, send the greeting once more."""
         try:
             return await self._link.roundtrip(method, params, **options)
         except ConnectionFailed as error:

@@ -191,9 +191,9 @@ class PipeTransport:
         raise NotImplementedError
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Send one message. If sending takes time, return an awaitable that completes when the message was sent.
+        """Send one message. Return None, or an awaitable if sending takes time.
 
-        Raises ConnectionFailed if the message cannot be sent.
+        The awaitable completes when the message was sent. Raises ConnectionFailed if the message cannot be sent.
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ class _AsgiReply:
         self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> Message:
-        """Return the request as an ASGI message. Later calls wait for the client to disconnect, and then say so."""
+        """Return the request as an ASGI message. Later calls wait until the client disconnects, and return that event."""
         request, self._request = self._request, None
         if request is not None:
             return request

@@ -316,7 +316,7 @@ class AiohttpWire:
                 self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
-        """Return the proxy for a URL from the environment, or None. Cache the result, because this is slow."""
+        """Return the proxy for a URL from the environment, or None. The slow look-up is done once per origin."""
         origin = urlsplit(url)[:2]
         if origin not in self._found:
             self._found[origin] = await asyncio.to_thread(environment_proxy, url)
