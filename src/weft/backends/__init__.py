@@ -45,7 +45,7 @@ class Log(Protocol):
     """A numbered list of entries for each key.
 
     A new entry has a greater number than all earlier entries, even if the earlier entries have expired. Numbers begin
-    at 2, so that a caller of `read` can pass the number of an entry minus 1. That is never 0, which means all entries.
+    at 2. So the number of an entry minus 1 is never 0, and can be passed to `read`, for which 0 means all entries.
     """
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:

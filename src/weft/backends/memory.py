@@ -61,7 +61,7 @@ class ExpiringKeys:
                 del self._due[second]
 
     def _sweep(self) -> None:
-        """End all keys that have expired, and set the timer to the next second in which keys expire."""
+        """Remove all expired keys, and set the timer to the next second in which keys expire."""
         now = self._clock()
         for second in [second for second in self._due if second <= now]:
             for key in list(self._due[second]):

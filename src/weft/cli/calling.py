@@ -212,7 +212,7 @@ def check_command(command: str) -> None:
 
 
 def check_url(url: str) -> None:
-    """Raise WrongCommand if a URL is invalid, or if it is http to another machine, which is not encrypted."""
+    """Raise WrongCommand if a URL is invalid, or if it uses unencrypted http to another machine."""
     try:
         parts = urlsplit(url)
         scheme, host = parts.scheme, parts.hostname if parts.port != 0 else None

@@ -50,7 +50,10 @@ def to_text(text: str) -> str:
 
 
 def show_failure(text: str) -> None:
-    """Print an error message on stderr. All lines but the first begin with `|`: a server may have written them."""
+    """Print an error message on stderr.
+
+    The second and later lines begin with `|`, because a server may have written them.
+    """
     print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
 
 

@@ -376,8 +376,8 @@ class ClientConnection:
     async def reopen_stream(self) -> None:
         """Open the standalone stream again if it has failed.
 
-        Raises ConnectionFailed if it fails again. If the server has no standalone stream, a warning is logged: changes
-        then arrive only while the server answers a request.
+        Raises ConnectionFailed if the new stream fails, too. If the server has no standalone stream, a warning is
+        logged, because changes then arrive only while the server answers a request.
         """
         if self._silence is not None:
             await self.open_stream(self._silence)

@@ -41,7 +41,7 @@ class _AsgiReply:
         self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> Message:
-        """Return the request as an ASGI message. Later calls wait until the client disconnects, and return that event."""
+        """Return the request as an ASGI message. Later calls wait until the client disconnects, and report it."""
         request, self._request = self._request, None
         if request is not None:
             return request
@@ -85,7 +85,10 @@ class _AsgiReply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece. Raises ConnectionFailed if the application ends too early."""
+        """Yield the body piece by piece.
+
+        Raises ConnectionFailed if the application ends before the body is complete.
+        """
         while True:
             while self._pieces:
                 yield self._pieces.popleft()

@@ -152,9 +152,9 @@ class _Reply:
 class _Connector(aiohttp.TCPConnector):
     """A connection pool of aiohttp that checks whether an idle connection is still open before it is used again.
 
-    The server may have closed the connection without the event loop noticing yet. A request on a closed connection
-    fails, and then it is unknown whether the server has read the request (RFC 9110, 9.2.2). New connections read with a
-    small buffer (`_READ_BYTES`).
+    The server may have closed the connection, and the event loop may not have noticed this yet. A request on a closed
+    connection fails, and then it is unknown whether the server has read the request (RFC 9110, 9.2.2). New connections
+    read with a small buffer (`_READ_BYTES`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -355,7 +355,7 @@ def is_event_stream(reply: HttpResponse) -> bool:
 def resolved(url: str, named: str) -> tuple[str, bool]:
     """Return the absolute URL of `named`, which may be relative to `url`, and whether both have the same origin.
 
-    If `named` is not a valid URL, return it unchanged, and False.
+    If `named` is not a valid URL, return `named` and False.
 
     >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
     (('https://a.example/post?n=1', True), ('//[', False))
