@@ -505,7 +505,7 @@ class ClientConnection:
 
         The server sent the question while it handled one of the client's requests, and now waits for the answer.
 
-        - If the question came on the stream of the request `origin`, the list contains the clock of that request.
+        - If the request `origin`, on whose stream the question came, is in flight, the list contains only its clock.
         - Otherwise, if the session has ended (`is_over`), the list contains the clocks of all requests.
         - Otherwise, on a pipe with exactly one request in flight, the list contains the clock of that request.
         - Otherwise the list is empty, because it is unknown for which request the server asked.
