@@ -1,6 +1,6 @@
-"""Implement a Backend in the memory of one process: the default, for one worker and one event loop.
+"""Implement a Backend in the memory of one process. This is the default, for one worker with one event loop.
 
-An expired entry is no longer returned, and a timer deletes it within a second.
+An expired entry is no longer returned, and a timer deletes the entry within a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ExpiringKeys:
         self._timer: asyncio.TimerHandle | None = None  # runs `_sweep` in that second
 
     def keep(self, key: str, ttl: float) -> None:
-        """Let `key` expire in `ttl` seconds. This replaces an earlier expiry of the same key."""
+        """Let `key` expire in `ttl` seconds. This replaces an earlier expiry time of the same key."""
         self._leave_second(key)
         now = self._clock()
         until = self._until[key] = now + ttl
@@ -40,7 +40,7 @@ class ExpiringKeys:
             self._sweep()
 
     def is_kept(self, key: str) -> bool:
-        """Return whether `key` is known and has not expired."""
+        """Return whether `key` was passed to `keep` and has not expired."""
         until = self._until.get(key)
         if until is not None and until <= self._clock():
             self.end(key)
@@ -48,7 +48,7 @@ class ExpiringKeys:
         return until is not None
 
     def end(self, key: str) -> None:
-        """Let `key` expire now, and call `forget` with it."""
+        """Let `key` expire now, and call `forget` with `key`."""
         self._leave_second(key)
         self._until.pop(key, None)
         self._forget(key)
@@ -61,7 +61,7 @@ class ExpiringKeys:
                 del self._due[second]
 
     def _sweep(self) -> None:
-        """End all keys that have expired, and set the timer to the next second in which keys expire."""
+        """Remove all expired keys, and set the timer to the next second in which keys expire."""
         now = self._clock()
         for second in [second for second in self._due if second <= now]:
             for key in list(self._due[second]):
@@ -109,9 +109,9 @@ class _MemoryStore:
 
 @dataclass(slots=True)
 class _Entries:
-    """The entries of one log."""
+    """The log entries of one key."""
 
-    kept: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])  # a deque would take 600 bytes
+    kept: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])  # not a deque, which takes 600 bytes
     dropped: int = 0  # number of the newest entry that was dropped
 
 

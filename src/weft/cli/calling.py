@@ -1,8 +1,8 @@
 """Run the commands that talk to a server: `weft call`, `list`, `read` and `prompt`.
 
-The server is given by a URL, a command or a configuration file. The calls are made by `weft.Client`. A configuration
-file can name any program and any environment variable. So a command from a file is shown in full, and is started only
-after the user has agreed. Environment variables, too, are sent to a URL from a file only after the user has agreed.
+The server is given by a URL, a command or a configuration file. `weft.Client` sends the requests. A configuration file
+can name any program and any environment variable. So a command from a file is shown in full, and started only after the
+user has agreed. Environment variables are sent to a URL from a file only after the user has agreed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
 
-_SUBCOMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by method; default: call
+_SUBCOMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand of `weft` by method; default: call
 
-_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # argument of `Client` by capability
+_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # capability: argument of `Client`
 
 
 class CallFailed(errors.WeftError):
-    """The server could not be reached or refused the request, or the user did not approve it."""
+    """Raised if the server cannot be reached, if it refuses the request, or if the user does not give permission."""
 
 
 class RemoteServer:
-    """A server that is given by a URL, a command or a configuration entry.
+    """A server to which the `weft` command sends requests. It is given by a URL, a command or a configuration entry.
 
-    Every method opens a new connection and closes it. Raises UsageError if the server or an option cannot be used.
+    `run`, `request`, `call_tool` and `get_prompt` each open a new connection and close it. The constructor raises
+    UsageError if the server or an option is invalid.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class RemoteServer:
         self._timeout = timeout
         self._token = token
         self._headers = headers or {}
-        self._asking = "the first request"  # the pending request, for error messages
+        self._asking = "the first request"  # name of the current request, for error messages
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
         self._client()  # raises UsageError before anything is sent
 
@@ -85,7 +86,7 @@ class RemoteServer:
         return self.run("tools/call", lambda client: client.call_tool(tool, arguments))
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Get a prompt and return the result."""
+        """Get a prompt and return the result with its messages."""
         return self.run("prompts/get", lambda client: client.get_prompt(name, arguments))
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class RemoteServer:
         return self.run(method, lambda client: client.request(method, params))
 
     async def fetch_list(self, client: Client, method: str, key: str) -> list[Any]:
-        """Return the items of all pages of a list. `key` is the field of the result that has the items."""
+        """Fetch all pages of a list and return the items. `key` is the field of each result that contains the items."""
         self._asking = method
         items: list[Any] = []
         params: dict[str, Any] = {}
@@ -112,9 +113,10 @@ class RemoteServer:
         return items
 
     def run(self, asking: str, work: Callable[[Client], Awaitable[Any]]) -> dict[str, Any]:
-        """Connect, run `work`, close the connection, and return the result of `work` in plain JSON types.
+        """Connect to the server, run `work`, close the connection, and return the result of `work` as JSON types.
 
-        `asking` names the request in error messages. Raises CallFailed for all errors except a UsageError.
+        `asking` is the name of the request in error messages. Errors of the client are raised as CallFailed. Only
+        UsageError is raised unchanged.
         """
         try:
             result: dict[str, Any] = msgspec.to_builtins(asyncio.run(self._within(asking, work)))
@@ -135,7 +137,7 @@ class RemoteServer:
             await client.close()
 
     def failure(self, error: errors.WeftError | TimeoutError) -> CallFailed:
-        """Return the error to print for an exception of the client."""
+        """Convert an exception of the client to a CallFailed with a message for the user."""
         match error:
             case errors.RequestTimeout() | TimeoutError():
                 text = f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
@@ -178,15 +180,15 @@ class RemoteServer:
 
 
 def has_authorization(headers: Mapping[str, str]) -> bool:
-    """Return whether one of the headers is Authorization."""
+    """Return whether the headers contain Authorization, in upper or lower case."""
     return any(name.lower() == "authorization" for name in headers)
 
 
 def _unanswered(asking: str, data: Any = None) -> str:
-    """Return a hint for the user after a server has asked a question, which `weft` cannot answer.
+    """Return a hint for the user that `weft` cannot answer questions of the server.
 
-    The hint names the option of `Client` for such questions. `asking` is the method of the request. `data` is the data
-    of the server's error, which may name the capability that the server needs.
+    The hint names the option of `Client` that can answer the question. `asking` is the method of the request. `data` is
+    the data of the server's error, which may name the capability that the server needs.
     """
     wanted = _object(_object(data).get("requiredCapabilities"))
     option = next((option for name, option in _ANSWERING.items() if name in wanted), "elicit")
@@ -210,7 +212,7 @@ def check_command(command: str) -> None:
 
 
 def check_url(url: str) -> None:
-    """Raise WrongCommand unless a URL is https, or http to this machine. Other connections are not encrypted."""
+    """Raise WrongCommand if a URL is invalid, or if it uses unencrypted http to another machine."""
     try:
         parts = urlsplit(url)
         scheme, host = parts.scheme, parts.hostname if parts.port != 0 else None
@@ -226,7 +228,10 @@ def check_url(url: str) -> None:
 
 
 def approve(target: Target, path: str) -> None:
-    """Ask the user before a command is started or variables are sent; raise CallFailed unless the user agrees."""
+    """Ask the user for permission to start a command, or to send environment variables to a URL.
+
+    `target` is a server from the configuration file `path`. Raises CallFailed if the user does not agree.
+    """
     if isinstance(target, Command):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
@@ -253,7 +258,7 @@ def _ask(shown: str, do: str, done: str) -> None:
 
 
 def _describe(target: Command, path: str) -> str:
-    """Describe the whole command for the user. Control characters are escaped, so that a terminal hides nothing."""
+    """Describe a whole command for the user. Control characters are escaped, so that the terminal hides nothing."""
     question = command_question(target)
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
     if target.cwd is not None:
@@ -271,7 +276,7 @@ NESTING = 4  # how many levels of a nested type are printed
 
 
 def call(peer: RemoteServer, parsed: Namespace) -> int:
-    """Call a tool and print its result; return 1 if the result is an error."""
+    """Call a tool and print its result. Return the exit code: 1 if the result is an error, otherwise 0."""
     result = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
@@ -284,7 +289,7 @@ def call(peer: RemoteServer, parsed: Namespace) -> int:
 
 
 def read(peer: RemoteServer, parsed: Namespace) -> int:
-    """Read a resource, and write its texts and bytes to stdout. On a terminal, bytes are only described."""
+    """Read a resource and write it to stdout. On a terminal, print only the type and size of binary content."""
     result = peer.request("resources/read", {"uri": parsed.uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
@@ -298,7 +303,7 @@ def read(peer: RemoteServer, parsed: Namespace) -> int:
 
 
 def prompt(peer: RemoteServer, parsed: Namespace) -> int:
-    """Get a prompt and print its messages, each after its role. The second and further lines are indented."""
+    """Get a prompt, and print each message as `role: text`. The second and later lines of a text are indented."""
     arguments = _read_arguments(parsed.arguments).items()
     texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments if value is not None}
     result = peer.get_prompt(parsed.name, texts)
@@ -311,7 +316,7 @@ def prompt(peer: RemoteServer, parsed: Namespace) -> int:
 
 
 def list_all(peer: RemoteServer, _parsed: Namespace) -> int:
-    """Print the tools, resources and prompts of a server; return 1 if it refused one of the lists."""
+    """Print the tools, resources and prompts of a server. Return 1 if the server refused one of the lists, else 0."""
     is_empty, code = True, 0
 
     async def show_lists(client: Client) -> None:
@@ -352,7 +357,7 @@ def _bytes(peer: RemoteServer, blob: Any) -> bytes:
 
 
 def _tool_arguments(tool: Mapping[str, Any]) -> str:
-    """Return the arguments of a tool as one line: `tea: string, milk?: boolean, grams: integer = 100`.
+    """Return the arguments of a tool as one line, such as `tea: string, milk?: boolean, grams: integer = 100`.
 
     A `?` marks an optional argument without a default.
     """
@@ -367,7 +372,7 @@ def _tool_arguments(tool: Mapping[str, Any]) -> str:
 
 
 def _prompt_arguments(item: Mapping[str, Any]) -> str:
-    """Return the arguments of a prompt as one line: `mood, tea?`. A `?` marks an optional argument."""
+    """Return the arguments of a prompt as one line, such as `mood, tea?`. A `?` marks an optional argument."""
     arguments = _objects(item.get("arguments"))
     return ", ".join(f"{one.get('name')}{'' if one.get('required') else '?'}" for one in arguments)
 
@@ -382,9 +387,9 @@ _LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str] | Non
 
 
 def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """Return a short description of the type of the schema `about`. `root` has the targets of its references.
+    """Return a short description of the type in the JSON schema `about`, such as `string | null`.
 
-    The depth is limited, because a schema may refer to itself.
+    `root` is the schema that contains the definitions. The depth is limited, because a schema may refer to itself.
     """
     facts = _object(about) if depth < NESTING else {}
     if "$ref" in facts:
@@ -402,7 +407,7 @@ def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return `value`, which a server sent, if it is a JSON object; otherwise an empty object."""
+    """Return `value` if it is a JSON object, otherwise an empty object."""
     return value if is_object(value) else {}
 
 

@@ -1,7 +1,7 @@
 """Read the command line of `weft`, run the subcommand, and return the exit code.
 
 The exit code is 0 for success, also when a server was stopped by Ctrl-C. It is 1 if the server failed, could not be
-reached, or answered the call with an error. It is 2 if the command line is wrong.
+reached, or answered the call with an error. It is 2 if the command line is wrong, and 130 if Ctrl-C stopped a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_PORT = 65535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit code."""
+    """Run the `weft` command with `arguments` (default: those of this process), and return the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     if not given:
@@ -212,7 +212,7 @@ def _entry(parsed: argparse.Namespace) -> int:
 
 
 def _named(parsed: argparse.Namespace) -> LoadTarget:
-    """Return the file or module that the command line names; raise WrongCommand unless it names exactly one."""
+    """Return the file or module on the command line. Raises WrongCommand if there is none, or more than one."""
     from weft.server.run.loading import Target
 
     if (parsed.target is None) == (parsed.module is None):
@@ -226,7 +226,7 @@ def _request(parsed: argparse.Namespace) -> int:
 
     try:
         return calling.COMMANDS[parsed.subcommand](_peer(parsed), parsed)
-    except UsageError as error:  # the client refuses what the command line says
+    except UsageError as error:  # the client does not accept a value from the command line
         raise WrongCommand(str(error)) from None
 
 
@@ -251,7 +251,10 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
-    """Return the named server from the file of --config, after the user has approved it; None without --config."""
+    """Return the server from the file of --config, or None without --config.
+
+    Asks the user for permission first, unless --yes is given. Raises WrongCommand if options contradict each other.
+    """
     if parsed.config is None and not parsed.yes:
         return None
     if parsed.config is None or parsed.stdio:
@@ -266,9 +269,9 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 
 def _header(text: str) -> tuple[str, str]:
-    """Return the name and value of a --header option; raise WrongCommand if it cannot be sent.
+    """Return the name and value of a --header option. Raises WrongCommand if it is not a valid header.
 
-    The message does not show the header, because it may be a secret.
+    The error message does not contain the header, because the header may be a secret.
     """
     from weft.client.config import check_headers
 

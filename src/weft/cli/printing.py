@@ -1,4 +1,4 @@
-"""Print texts of a server. Escape all characters that could deceive the user.
+"""Print texts from a server. Escape all characters that could deceive the user.
 
 Control characters can change what the terminal shows. A line break in a name starts a line that looks like a line of
 `weft`. Characters that change the text direction make a text look like another text. All of these are printed as JSON
@@ -15,7 +15,7 @@ import msgspec
 
 from weft.errors import UsageError
 
-# Control characters, line separators, marks of direction, and invisible characters such as tags and byte order marks.
+# Control characters, line separators, text direction marks, and invisible characters such as tags and byte order marks.
 _ACTED_ON = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -38,7 +38,7 @@ def to_line(text: str) -> str:
 
 
 def to_text(text: str) -> str:
-    r"""Return a text that keeps its line breaks and tabs. All other characters that affect a terminal are escaped.
+    r"""Return a text with unchanged line breaks and tabs. All other characters that affect a terminal are escaped.
 
     >>> print(to_text("tea\n\x1b[2Jmilk"))
     tea
@@ -50,7 +50,10 @@ def to_text(text: str) -> str:
 
 
 def show_failure(text: str) -> None:
-    """Print an error on stderr. A `|` marks its second and further lines, which a server may have written."""
+    """Print an error message on stderr.
+
+    The second and later lines begin with `|`, because a server may have written them.
+    """
     print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
 
 
@@ -63,15 +66,15 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print a text of a server, with its line breaks; other characters that affect a terminal are escaped."""
+    """Print a text from a server with its line breaks. Other characters that affect a terminal are escaped."""
     print(to_text(text), file=stream or sys.stdout)
 
 
 def show_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a text of a server as one line; line breaks are escaped."""
+    """Print a text from a server as one line. Line breaks are escaped."""
     print(to_line(text), file=stream or sys.stdout)
 
 
 def show_json(value: Any, stream: TextIO | None = None) -> None:
-    """Print a value of a server as JSON."""
+    """Print a value from a server as indented JSON."""
     show(msgspec.json.format(msgspec.json.encode(value)).decode(), stream)

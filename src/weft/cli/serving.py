@@ -28,11 +28,11 @@ from weft.server.run.loading import Target, folder_of, load, movable
 from weft.server.run.running import end_child, print_notice, start
 
 _Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
-STOP_SECONDS = 7.0  # how long a child process may take to end; more than the deadline that the child has for itself
+STOP_SECONDS = 7.0  # how long a child process may take to end; longer than the child's own deadline
 
 
 def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
-    """Load a server and serve until it is stopped; return 0. `options` are those of `HttpOptions`.
+    """Load a server, run it until it is stopped, and return 0. `options` are arguments of `HttpOptions`.
 
     `parsed.listener` is the file descriptor of a socket that the parent process has opened, or None.
     """
@@ -48,10 +48,10 @@ def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
 
 
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
-    """Run the same command without `--reload` in a child process, and restart it whenever a Python file changes.
+    """Run `weft` in a child process, and restart the child process whenever a Python file changes.
 
-    On POSIX the child inherits the listening socket from this process. The socket stays open during a restart, so that
-    requests wait and are not refused.
+    `arguments` is the command line; the child process gets it without `--reload`. On POSIX, the child inherits the
+    listening socket from this process. The socket stays open during a restart, so that requests are not refused.
     """
     try:
         from watchfiles import PythonFilter, watch
@@ -107,7 +107,7 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
 
 def find(target: Target) -> Servable:
-    """Load a server. Raises WrongCommand if it is not found, and StartError if its file raises an exception."""
+    """Load a server. Raises WrongCommand if there is no server, and StartError if its file raises an exception."""
     try:
         return load(target)
     except StartError as error:
@@ -133,7 +133,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 class Host(msgspec.Struct, frozen=True):
-    """The configuration format of one host, a program that starts MCP servers."""
+    """The configuration format of one host, such as VS Code. A host is a program that starts MCP servers."""
 
     title: str
     file: str  # where the configuration file is
@@ -157,9 +157,9 @@ HOSTS = {
 
 
 def print_entry(target: Target, client: str, name: str | None) -> int:
-    """Print the entry of a server for the configuration of the host `client`; on stderr, say where to add it.
+    """Print the configuration entry of a server for the host `client`. On stderr, print where to add the entry.
 
-    `name` is the server's name in the configuration. Default: its own name, or the host name in its URL.
+    `name` is the server's name in the configuration (default: the server's own name, or the host name in its URL).
     """
     host = HOSTS[client]
     if target.text.startswith(("http://", "https://")):

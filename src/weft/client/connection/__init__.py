@@ -1,1 +1,1 @@
-"""Hold one connection to a server: its transport, its era, its pending requests."""
+"""Connect a client to one server: negotiate the protocol version, send requests, and handle incoming messages."""

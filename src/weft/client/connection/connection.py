@@ -1,11 +1,11 @@
-"""Hold one connection to a server: the transport, the era, and the handling of incoming messages.
+"""Send requests over one connection to a server, and handle the messages that the server sends.
 
-This module makes single requests (ids, deadlines, cancellation), answers the server's requests, and owns all background
-tasks. It keeps the standalone stream open, which has the messages that belong to no request (over HTTP, by a GET).
-No other module uses both the transport and the era. `negotiate` finds out the era, and `exchange` decides what to do
-when a request is refused.
+This module gives each request its id and its deadline, cancels requests, answers the server's requests, and owns all
+background tasks. It keeps the standalone stream open, which carries the messages that belong to no request (over HTTP,
+a GET stream). The module `negotiate` finds out which era (family of protocol versions) the server speaks. The module
+`exchange` decides what to do when the server refuses a request.
 
-If the program uses OpenTelemetry, a request carries the current trace.
+If the program uses OpenTelemetry, each request carries the current trace.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ log = logging.getLogger("weft.client")
 
 _NOT_LOGGED = nullcontext()
 _STREAM_SECONDS = 0.25  # how long the first request waits for the standalone stream to open
-_STREAM_ATTEMPT = 7  # a lost standalone stream is tried again after `pause(7)`, about half a minute
+_STREAM_ATTEMPT = 7  # a lost standalone stream is opened again after `pause(7)`, about half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
-"""A function that is called with the progress of a request; sync or async."""
+"""A sync or async function that is called with each progress notification of a request."""
 
 
 class RequestHandlers(Protocol):
-    """Answers the requests of the server."""
+    """The client's handlers for requests that the server sends, such as elicitation."""
 
     capabilities: ClientCapabilities  # the capabilities that the client declares
 
     async def answer(self, method: str, params: Any = None) -> Any:
-        """Return the result for a request of the server. Raises ProtocolError to reject the request."""
+        """Return the result for one request of the server. Raises ProtocolError to reject the request."""
         ...
 
 
@@ -66,13 +66,13 @@ _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
-    """Return the code and data of a JSON-RPC error, or (None, None) if a refusal contains no JSON-RPC error."""
+    """Return the code and data of the JSON-RPC error in `error`, or (None, None) if an HTTP refusal contains none."""
     found = error.error if isinstance(error, Refused) else error
     return (None, None) if found is None else (found.code, found.data)
 
 
 class ClientConnection:
-    """One connection to a server."""
+    """One connection of a client to a server: its transport, its era and its pending requests."""
 
     def __init__(
         self,
@@ -87,21 +87,22 @@ class ClientConnection:
         self.info = info
         self.limits = limits
         self.generation = 0  # number of successful negotiations so far
-        self.settling: asyncio.Event | None = None  # exists during a negotiation, and is set when that ends
+        self.settling: asyncio.Event | None = None  # None unless a negotiation is running; set when it ends
         self.log_level: LogLevel | None = None  # the log level that the program wants
-        self.on_notification: Callable[[str, bytes, RequestId | None], None] = ignore  # method, params, request id
+        # Called with each notification: its method, its params, and the id of the request on whose stream it came.
+        self.on_notification: Callable[[str, bytes, RequestId | None], None] = ignore
         self.on_stream_reopened: Callable[[], None] = ignore  # called when the standalone stream is open again
-        self.on_silence: Callable[[ConnectionFailed], None] = ignore  # called when no changes can arrive for now
-        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # negotiates again
+        self.on_silence: Callable[[ConnectionFailed], None] = ignore  # called when the stream for changes is lost
+        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # starts a new negotiation
         self._handlers = handlers
         self._ids = itertools.count(1)
         self._clocks = Clocks()  # deadlines of the requests in flight
         self._tasks: set[asyncio.Task[Any]] = set()  # background tasks
-        self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server that are being answered
-        self._asks_bytes = 0  # total size of the params of these requests
+        self._asks: dict[RequestId, asyncio.Task[None]] = {}  # answer the server's requests, by request id
+        self._asks_bytes = 0  # total size of the params of the server's requests that are being answered
         self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._stream: asyncio.Task[None] | None = None  # keeps the standalone stream open
-        self._silence: ConnectionFailed | None = None  # why the standalone stream ended, if it is not retried
+        self._silence: ConnectionFailed | None = None  # error after which the standalone stream is not retried
         self._has_stream = True  # False if the server has no standalone stream
         self._is_closed = False
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
@@ -127,16 +128,16 @@ class ClientConnection:
         await self.transport.reopen()
 
     async def change(self, transport: Transport) -> None:
-        """Close the current transport, and open `transport` in its place."""
+        """Close the current transport, and open `transport` instead."""
         self._check_open()
         await self.transport.close()
         self.transport = transport
         await self.open()
 
     async def close(self) -> None:
-        """Close the connection: pending requests raise ConnectionFailed, and background tasks end.
+        """Close the connection. Pending requests raise ConnectionFailed, and background tasks are cancelled.
 
-        If `close` is cancelled before its end, call it again to do the rest.
+        If `close` is cancelled, it can be called again to finish closing.
         """
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
@@ -157,7 +158,7 @@ class ClientConnection:
                     log.warning("A function that answers %s goes on although it was cancelled.", self.transport.where)
 
     def check_loop(self) -> None:
-        """Raise UsageError if the running event loop is not the one that opened the connection."""
+        """Raise UsageError if the running event loop is not the event loop that created the connection."""
         self._clocks.check_loop()
 
     def _check_open(self) -> None:
@@ -181,10 +182,10 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """Give the client time to reconnect. Then end all listening with `failure`, unless the client has reconnected.
+        """Wait for the client to reconnect. If it does not reconnect in time, call `on_silence` with `failure`.
 
-        The time is as long as all retries of a stream take together. The client has reconnected if the connection's
-        generation is no longer `generation`.
+        The wait is as long as all retries of a stream take together. The client has reconnected if `self.generation`
+        is no longer `generation`.
         """
         for attempt in range(self.limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
@@ -195,7 +196,7 @@ class ClientConnection:
     # --- requests
 
     def next_id(self) -> int:
-        """Return an id that no request of this connection had before."""
+        """Return a new request id, which no earlier request of this connection has used."""
         return next(self._ids)
 
     async def roundtrip(
@@ -210,11 +211,12 @@ class ClientConnection:
     ) -> Answer:
         """Send a request and return its answer.
 
-        `seconds` is how long the request may take without progress (None: the default of the limits). With
-        `is_greeting`, the server is not notified if the caller stops waiting, because a handshake is never cancelled.
+        `seconds` is the timeout (default: `limits.request_seconds`). If `progress` is given, each progress notification
+        restarts the timeout. With `is_greeting`, the request is part of a handshake: the server is not notified if the
+        caller stops waiting, because a handshake cannot be cancelled.
 
-        Raises RemoteError if the answer is an error, Refused if the HTTP status is not a success, RequestTimeout if no
-        answer arrives in time, ConnectionFailed if the connection breaks, and InvalidAnswer if the answer is invalid.
+        Raises RemoteError if the answer is an error, Refused if the server refuses the HTTP request, RequestTimeout if
+        no answer arrives in time, ConnectionFailed if the connection breaks, InvalidAnswer if the answer is invalid.
         """
         with self._logged(method, params) if log.isEnabledFor(logging.INFO) else _NOT_LOGGED:
             self._check_open()
@@ -250,7 +252,7 @@ class ClientConnection:
 
     @contextmanager
     def _logged(self, method: str, params: Mapping[str, Any]) -> Generator[None]:
-        """Log one line when a request has succeeded or failed."""
+        """Log one line about a request when it has succeeded or failed."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
@@ -262,9 +264,9 @@ class ClientConnection:
             log.info("%s", call_line(method, _named(params), era, outcome, self._clocks.now() - began))
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """Send a request that stays open (`subscriptions/listen`), and wait for its answer without a deadline.
+        """Send a request that stays open (`subscriptions/listen`), and return its answer. There is no timeout.
 
-        A caller that stops waiting has to call `give_up`, which notifies the server.
+        A caller that stops waiting must call `give_up`, which notifies the server.
         """
         self.check_loop()
         if self.settling is not None:
@@ -275,7 +277,7 @@ class ClientConnection:
     def _request(
         self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Coroutine[Any, Any, Answer]:
-        """Encode a request. Return a coroutine that sends it and returns its answer."""
+        """Encode a request. Return a coroutine that sends the request and returns the answer."""
         era = self.era
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
@@ -297,10 +299,10 @@ class ClientConnection:
         return f"{began}{progress} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Notify the server that a request is cancelled.
+        """Notify the server, in a background task, that a request is cancelled.
 
-        Does nothing if the connection is closed, or if the server knows it already, because in this era closing the
-        stream of a request cancels the request.
+        Does nothing if the connection is closed. Also does nothing in the stateless era over HTTP, because there the
+        request is cancelled when its stream is closed.
         """
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
@@ -316,10 +318,10 @@ class ClientConnection:
             self._note_end(error, era, generation)
 
     def _note_end(self, error: Exception, era: ClientEra, generation: int) -> bool:
-        """Negotiate again, in the background, if `error` says that the session or version has ended.
+        """Start a new negotiation in the background if `error` means that the session or version has ended.
 
-        Returns whether the error says that. `era` and `generation` are those that the connection had before the
-        failed message was sent.
+        Returns True if a negotiation was started. `era` and `generation` are the era and generation of the connection
+        from before the failed message was sent.
         """
         is_over = isinstance(error, Refused) and era.is_over(error.status, *code_and_data(error))
         if is_over:
@@ -327,7 +329,7 @@ class ClientConnection:
         return is_over
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification. Raises RequestTimeout if the server does not accept it in time."""
+        """Send a notification. Raises RequestTimeout if the server does not accept the notification in time."""
         self.check_loop()
         message = write_json(method, params, encode_notification, method, UNSET if params is None else params)
         seconds = self.limits.request_seconds
@@ -343,12 +345,12 @@ class ClientConnection:
     # --- the standalone stream
 
     async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
-        """Open the standalone stream, if the era has one, and wait briefly until it is open.
+        """Open the standalone stream, if the era has one, and wait a short time until it is open.
 
         The wait is short because some servers send the response head only with the first event.
 
-        If the stream is opened again after it failed, `silence` is the error of that failure. If the server now says
-        that it has no such stream, `silence` is kept as the reason, and listeners end with it.
+        `silence` is the error with which an earlier standalone stream failed, or None. If it is given, and the server
+        now says that it has no standalone stream, `on_silence` is called with this error.
         """
         if self._stream is not None:
             self._stream.cancel()
@@ -372,10 +374,10 @@ class ClientConnection:
             log.debug("%s has not yet sent the response head of its standalone stream.", self.transport.where)
 
     async def reopen_stream(self) -> None:
-        """Open the standalone stream again if it has failed. Called before the program starts to listen.
+        """Open the standalone stream again if it has failed.
 
-        Raises ConnectionFailed if the new attempt fails, too. If the server has no such stream, only a warning is
-        logged, because the server can still send changes while it answers a request.
+        Raises ConnectionFailed if the new stream fails, too. If the server has no standalone stream, a warning is
+        logged, because changes then arrive only while the server answers a request.
         """
         if self._silence is not None:
             await self.open_stream(self._silence)
@@ -389,9 +391,10 @@ class ClientConnection:
             )
 
     async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Keep the standalone stream open. If the server says that the session is over, negotiate again and return.
+        """Keep the standalone stream open. Return when it cannot be opened again.
 
-        `opened` is called each time the stream has been opened. `silence` is explained in `open_stream`.
+        If the session has ended, a new negotiation is started. `opened` is called each time the stream has been
+        opened. `silence` is explained in `open_stream`.
         """
         era = self.era
         while True:
@@ -498,11 +501,14 @@ class ClientConnection:
                 clock.fail(self._undelivered(method, error))
 
     def _waiting_for(self, origin: RequestId | None, *, is_over: bool) -> list[Clock]:
-        """Return the clocks of the requests that cannot finish because the answer to a question was not delivered.
+        """Return the clocks of the requests that cannot finish because the client could not answer a question.
 
-        If the request `origin`, on whose stream the question came, is in flight, only its clock is returned. Otherwise,
-        if the session has ended (`is_over`), all clocks are returned. Otherwise, on a pipe with only one request in
-        flight, its clock is returned. In all other cases it is unknown which request waits, and the list is empty.
+        The server sent the question while it handled one of the client's requests, and now waits for the answer.
+
+        - If the request `origin`, on whose stream the question came, is in flight, the list contains only its clock.
+        - Otherwise, if the session has ended (`is_over`), the list contains the clocks of all requests.
+        - Otherwise, on a pipe with exactly one request in flight, the list contains the clock of that request.
+        - Otherwise the list is empty, because it is unknown for which request the server asked.
         """
         if (own := self._clocks.get(origin)) is not None:
             return [own]
@@ -511,7 +517,10 @@ class ClientConnection:
         return clocks if is_over or is_guessed else []
 
     def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
-        """Return the error for a request that cannot finish because the answer to its question was not delivered."""
+        """Return the error for a request that cannot finish because the client could not answer the server's question.
+
+        `method` is the method of the question. `error` says why the answer could not be sent.
+        """
         if isinstance(error, Refused):
             refused = Refused(error.where, error.status, error.headers, error.body)  # each task needs its own exception
             refused.was_seen, refused.what = True, f"the answer to its {method}"
@@ -523,7 +532,7 @@ class ClientConnection:
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:
-        """Pause the deadline of the request `origin`, or all deadlines if that request is unknown or None."""
+        """Pause deadlines during a `with` block: of the request `origin`, or of all requests if it is not in flight."""
         own = self._clocks.get(origin)
         clocks = self._clocks.all() if own is None else [own]
         for clock in clocks:
@@ -536,19 +545,19 @@ class ClientConnection:
 
 
 def _named(params: Mapping[str, Any]) -> str | None:
-    """Return the param `name` of a request, or else its `uri` without the query, or None if it has neither."""
+    """Return the `name` in the params of a request, or the `uri` without its query, or None if both are missing."""
     named = (params.get("name"), params.get("uri"))
     return next((masked_name(one) for one in named if isinstance(one, str)), None)
 
 
 def _shown(method: str, params: Mapping[str, Any]) -> str:
-    """Return the method of a request, and the name or URI that the request is about, for error messages."""
+    """Describe a request for error messages, for example "tools/call of 'add'"."""
     name = _named(params)
     return method if name is None else f"{method} of {name[:100]!r}"
 
 
 def _outcome(error: BaseException) -> str:
-    """Return one word for the log that says how a request failed."""
+    """Return the outcome of a failed request for the log: an HTTP status, an error code, or one word."""
     if isinstance(error, Refused):
         code, _ = code_and_data(error)
         return str(error.status if code is None else code)
@@ -565,7 +574,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return the answer if it has a result, or raise its error. Raises InvalidAnswer if it has both."""
+    """Return the answer if it contains a result. Raises RemoteError if it is an error, InvalidAnswer if it is both."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame.error)
@@ -581,14 +590,14 @@ def _params(frame: Frame) -> bytes:
 
 
 async def _not_renewed(generation: int) -> None:
-    """Do nothing. Used until the owner of the connection sets `on_over`."""
+    """Do nothing. This is the default for `ClientConnection.on_over`."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")
 
 
 def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the params with the current trace in their `_meta`, if there is one.
+    """Return the params with the current OpenTelemetry trace added to `_meta`, or unchanged if there is no trace.
 
     OpenTelemetry is imported here only if the program has imported it already.
     """

@@ -1,16 +1,20 @@
-"""Find out which era a server speaks: send the first request of each era, and read how the server refuses it.
+"""Find out which era (family of protocol versions) a server speaks, by sending the first request of each era.
 
-That first request is called the greeting. Eras are tried newest first. If the server refuses a greeting, its era reads
-the refusal. If the server named its versions, the newest common version is tried next. If the server speaks the era and
-said no for another reason, or requires authorization, connecting fails. In all other cases the next era is tried. The
-HTTP+SSE transport of the first revision is tried last, if the client has it.
+That first request is called the greeting. Eras are tried newest first. If the server refuses a greeting, the refusal
+decides what happens next:
 
-The result is remembered per URL in this process, and tried first the next time. It is not remembered if the program
-chose the era. Over HTTP, it is also not remembered if an earlier refusal may have had another reason than the era, such
-as a failure of the server or invalid params. A busy server is asked a second time.
+- If the server named its versions, the newest version that both sides support is tried.
+- If the server speaks the era but refused for another reason, or requires authorization, connecting fails.
+- Otherwise the next era is tried. The HTTP+SSE transport of the first revision is tried last, if the client has it.
 
-Over a pipe, a missing answer counts as a refusal, because programs may ignore messages that they do not know. Over
-HTTP, the client waits for an answer as for any request.
+A busy server gets the greeting a second time.
+
+The result is stored per URL in this process, and tried first the next time. It is not stored if the program chose the
+era. Over HTTP, it is also not stored if an earlier greeting failed for a reason that may not be the era, such as a
+failure of the server or invalid params.
+
+Over a pipe, a missing answer counts as a refusal, because programs may ignore unknown messages. Over HTTP, the client
+waits for the answer as for any other request.
 """
 
 from __future__ import annotations
@@ -41,16 +45,19 @@ from weft.errors import (
 from weft.protocol.names import printable
 
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
-_MOST_GREETINGS = 5  # greetings in one negotiation
-_MOST_REMEMBERED = 4096  # servers
-_OLD_TRANSPORT = (400, 404, 405)  # HTTP status with which an HTTP+SSE server answers a POST to its stream
+_MOST_GREETINGS = 5  # maximum number of greetings in one negotiation
+_MOST_REMEMBERED = 4096  # maximum number of servers in a `Memory`
+_OLD_TRANSPORT = (400, 404, 405)  # HTTP statuses with which an HTTP+SSE server refuses a POST to its stream URL
 _OLD_KIND = "sse"  # `kind` of the HTTP+SSE transport
-_BUSY = (408, 425, 429, 502, 503, 504)  # HTTP status of a server that has not processed the request
-_MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # codes of errors that may have another reason than the era
+_BUSY = (408, 425, 429, 502, 503, 504)  # HTTP statuses that mean: try again later
+_MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # error codes whose reason may not be the era
 
 
 def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
-    """Return the eras to try, in order. Raises UsageError if a name is unknown, or if no era has `version`."""
+    """Return the eras with these names, newest first, limited to `version` if it is given.
+
+    Raises UsageError if a name is unknown, or if no era has this version.
+    """
     if isinstance(names, str) or not names or any(name not in _ERAS for name in names):
         raise UsageError(f"eras={names!r} is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     eras = [era for name, era in _ERAS.items() if name in names]
@@ -64,36 +71,36 @@ def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
 
 
 class Memory:
-    """The era and the kind of transport of each server, by its URL."""
+    """A cache of the era and the kind of transport of each server. The key is usually the server's URL."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
 
     def recall(self, key: str) -> tuple[str, str] | None:
-        """Return the era and the kind of transport of a server, or None if they are not known."""
+        """Return the era and the kind of transport of a server, or None if the cache has no entry."""
         return self._known.get(key)
 
     def keep(self, key: str, era_name: str, transport_kind: str) -> None:
-        """Remember the era and the kind of transport of a server."""
+        """Store the era and the kind of transport of a server. If the cache is full, all other entries are deleted."""
         if len(self._known) >= _MOST_REMEMBERED:
             self._known.clear()
         self._known[key] = (era_name, transport_kind)
 
     def forget(self, key: str) -> None:
-        """Forget a server whose entry was wrong."""
+        """Delete the entry of a server."""
         self._known.pop(key, None)
 
 
 class _Refusal(msgspec.Struct):
-    """How a greeting failed, and what follows from it."""
+    """The failure of a greeting, and what the client learned from it."""
 
     error: WeftError
     status: int | None = None  # HTTP status, if there was one
-    is_ours: bool = False  # the server speaks the era of the greeting
+    is_ours: bool = False  # True if the server speaks the era of the greeting
     supported: list[str] | None = None  # versions that the server named
-    is_silence: bool = False  # the server did not answer
-    is_doubtful: bool = False  # the reason may be another than the era
-    busy_seconds: float | None = None  # the server is busy; greet again after this time
+    is_silence: bool = False  # True if the server did not answer
+    is_doubtful: bool = False  # True if the server may speak the era nevertheless
+    busy_seconds: float | None = None  # if the server is busy: seconds to wait before the next greeting
 
 
 class Negotiator:
@@ -114,16 +121,17 @@ class Negotiator:
         self._link = link
         self._eras = list(eras)
         self._memory = memory
-        self._key = key  # the result is remembered under this key
+        self._key = key  # key of the server in `memory`
         is_old_era = any(era.keeps_stream for era in eras)
         self._old_transport = old_transport if is_old_era else None  # creates the HTTP+SSE transport
         self._tried: list[tuple[str, str]] = []  # method and outcome of each attempt, for the error message
-        self._doubted: set[str] = set()  # eras that failed, although the server may speak them
+        self._doubted: set[str] = set()  # names of eras that failed, although the server may speak them
 
     async def negotiate(self, *, is_reopening: bool = False) -> ServerHello:
-        """Send greetings until the server agrees, and set the era of the connection. Other requests wait until then.
+        """Send greetings until the server accepts one, set the era of the connection, and return the server's hello.
 
-        With `is_reopening`, the transport reconnects first.
+        Other requests wait until the negotiation has ended. With `is_reopening`, the transport reconnects first. Raises
+        WeftError if no era succeeds.
         """
         link = self._link
         before = link.era
@@ -140,7 +148,7 @@ class Negotiator:
             link.settling = None
 
     async def look_again(self, welcome: ServerHello) -> None:
-        """Ask for the server's capabilities again, if the era allows that, and store them in `welcome`."""
+        """Ask for the server's capabilities again, and store them in `welcome`. Does nothing in the session era."""
         era = self._link.era
         if not era.greets_again:
             return
@@ -152,7 +160,7 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
-        """Send a greeting, and return the answer. If the connection was closed without an answer, send it once more."""
+        """Send a greeting and return its answer. If the connection closes without one, send the greeting once more."""
         try:
             return await self._link.roundtrip(method, params, **options)
         except ConnectionFailed as error:
@@ -195,15 +203,15 @@ class Negotiator:
         raise self._failure(last)
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
-        """Return the era of the newest version that both the client and the server have, limited to that version.
+        """Choose the newest version that client and server both support. Return its era, limited to that version.
 
-        `supported` are the versions of the server. Versions in `refused` are left out, and the chosen version is added
-        to them. Raises VersionMismatch if no version is left.
+        `supported` are the server's versions. Versions in `refused` are skipped, and the chosen version is added to
+        `refused`. Raises VersionMismatch if there is no common version.
         """
         for era in self._eras:
             for version in era.versions:
                 if version in supported and version not in refused and (one := era.pinned(version)) is not None:
-                    refused.add(version)  # if the server names it again, it has refused it
+                    refused.add(version)  # if the server names this version again, it has refused it
                     return one
         ours = [version for era in self._eras for version in era.versions]
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
@@ -211,7 +219,8 @@ class Negotiator:
     async def _greet(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era. If the server is busy, wait and send the greeting once more.
 
-        Raises the server's error if the server is still busy then, or if the wait would be too long.
+        Returns the server's hello or its refusal. Raises ConnectionFailed if the server is still busy, or asks for a
+        wait that is too long. `may_be_silent` is explained in `_greet_once`.
         """
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, _Refusal) and greeted.busy_seconds is not None:
@@ -225,10 +234,9 @@ class Negotiator:
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
         """Send the greeting of one era, and return the server's hello or its refusal.
 
-        If no answer comes, the result depends on the transport. Over a pipe, it counts as a refusal; `may_be_silent`
-        makes the wait short, because another era can be tried. Over HTTP, `may_be_silent` has no effect, and
-        RequestTimeout is raised: a server that does not know a method answers with an error, so a server that does
-        not answer is just slow.
+        Over a pipe, a missing answer is returned as a refusal. `may_be_silent` makes the wait for the answer short,
+        because another era can be tried next. Over HTTP, a missing answer raises RequestTimeout, and `may_be_silent`
+        has no effect: HTTP servers answer unknown methods with an error, so a server that does not answer is only slow.
         """
         link, limits = self._link, self._link.limits
         link.era = era
@@ -280,9 +288,9 @@ class Negotiator:
         return welcome
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:
-        """Return what an HTTP refusal means, from the JSON-RPC error in its body, or else from its status.
+        """Convert an HTTP refusal to a `_Refusal`, from the JSON-RPC error in its body or, without one, its status.
 
-        Raises AuthorizationFailed if the server requires a login, and ConnectionFailed for a 403.
+        Raises AuthorizationFailed if the server requires a login, and ConnectionFailed for the status 403.
         """
         if refused.status == 403:
             raise ConnectionFailed(refusal_sentence(refused))
@@ -305,10 +313,9 @@ class Negotiator:
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     async def _greet_as_remembered(self) -> ServerHello | None:
-        """Negotiate over HTTP+SSE if the client remembers that this server needs it.
+        """Negotiate over HTTP+SSE if the cache says that this server uses HTTP+SSE. Otherwise return None.
 
-        Returns None if the client does not remember that, or if the negotiation fails. Raises AuthorizationFailed if
-        the server requires a login.
+        Also returns None if the negotiation fails. Raises AuthorizationFailed if the server requires a login.
         """
         link, make, known = self._link, self._old_transport, self._memory.recall(self._key)
         if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
@@ -325,7 +332,7 @@ class Negotiator:
             return None
 
     async def _greet_old(self, make: Callable[[], Transport]) -> ServerHello:
-        """Negotiate over the HTTP+SSE transport of the first revision."""
+        """Negotiate over HTTP+SSE, the transport of the first protocol version. `make` creates the transport."""
         link = self._link
         try:
             await link.change(make())
@@ -364,7 +371,7 @@ class Negotiator:
 
 
 def _busy(refused: Refused) -> _Refusal:
-    """Return the refusal of a busy server, with the time to wait before the second attempt."""
+    """Convert the response of a busy server to a `_Refusal` with the time to wait before the second attempt."""
     after = refused.headers.get("Retry-After", "").strip()
     asked = int(after) if after.isdecimal() and len(after) < 10 else None
     advice = "" if asked is None else f" It asks to wait for {asked} s."
@@ -410,7 +417,7 @@ def refusal_sentence(refused: Refused) -> str:
 
 
 def session_gone(refused: Refused, method: str) -> ConnectionFailed:
-    """Return the error for a request that cannot finish because the server does not know the session any more."""
+    """Return the error for a request that cannot finish because the server has lost the session."""
     refusal = f"HTTP {refused.status} to {refused.what or 'the rest of its answer'}"
     return ConnectionFailed(
         f"{refused.where} does not know the session any more ({refusal}): it was restarted, or another of its workers "
@@ -419,10 +426,10 @@ def session_gone(refused: Refused, method: str) -> ConnectionFailed:
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
-    """Return the error to raise for a refusal.
+    """Convert a refusal to the exception that the program gets.
 
-    This is AuthorizationFailed if the server requires a login, else the JSON-RPC error that the server sent, else
-    ConnectionFailed.
+    The exception is AuthorizationFailed if the server requires a login. It is the server's JSON-RPC error if the server
+    sent one as the answer to the request. In all other cases it is ConnectionFailed.
     """
     if isinstance(error, RemoteError):
         return error

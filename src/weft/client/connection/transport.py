@@ -1,15 +1,15 @@
 """Define the interface of a transport, read messages from bytes, and connect to a server in this process.
 
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
-the id, and passes all other messages to `receive`. Its callers handle the meaning of messages, retries, deadlines and
-cancellation.
+the id, and passes the server's requests and notifications to `receive`. Its callers handle the meaning of messages,
+retries, deadlines and cancellation.
 
 Over HTTP every request has a separate stream. Over a pipe, all requests share one stream. Pipes are a child process, a
 server in this process, and the HTTP+SSE transport of the first revision. `PipeTransport` is their common part. A new
 kind of pipe implements `start`, `write` and `stop`. It calls `incoming` with each message that arrives, and `lost` when
 the connection has ended.
 
-A server in this process is recognised by its method `pipe`. Messages are passed as bytes in both directions.
+A server in this process has a method `pipe` (see `Piped`). Messages are passed as bytes in both directions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from weft.types.base import RequestId
 log = logging.getLogger("weft.client")
 wire_log = logging.getLogger("weft.client.wire")  # at DEBUG: every message sent (>) or received (<), secrets masked
 
-# A function that handles a notification or a request of the server. It never raises. Over HTTP, the id is the id of the
-# request on whose stream the message came. Otherwise it is None.
+# A function that handles a notification or a request of the server. It never raises. The id is the id of the request on
+# whose HTTP stream the message came, or None if the message came on a pipe or on the standalone stream.
 Receive = Callable[[Frame, RequestId | None], None]
 # A function that is called once, when the connection has ended and the client did not close it.
 Lost = Callable[[ConnectionFailed], None]
@@ -44,20 +44,23 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class Answer(msgspec.Struct, gc=False):
-    """A response with a result or an error and, over HTTP, the response headers (case-insensitive)."""
+    """A response of the server, with a result or an error. Over HTTP, `headers` are the HTTP response headers."""
 
     frame: Frame
     headers: Mapping[str, str] = NO_HEADERS
 
     @property
     def result(self) -> bytes:
-        """The encoded result. Use it only if the answer has a result, not an error."""
+        """The encoded result. Must not be used if the answer is an error."""
         assert self.frame.result is not UNSET
         return self.frame.result
 
 
 class Refused(WeftError):
-    """An HTTP response whose status is not a success. `error` is the JSON-RPC error in its body, or None."""
+    """The error for an HTTP response with an unexpected status or media type.
+
+    `error` is the JSON-RPC error in the body of the response, or None.
+    """
 
     def __init__(self, where: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"{where} answered with the HTTP status {status}.")
@@ -66,12 +69,12 @@ class Refused(WeftError):
         self.headers = headers
         self.body = body
         self.error = read_invalid(body)[1]
-        self.was_seen = False  # True if the server had accepted the request, and refused something after it
-        self.what = ""  # what the server refused after it had accepted the request
+        self.was_seen = False  # True if the server accepted the request, and refused a later message about it
+        self.what = ""  # what the server refused after it had accepted the request; "" if unknown
 
     @property
     def reason(self) -> str:
-        """The server's explanation from the body, as one line, or "" if no known field of the body has one."""
+        """The server's explanation in the body, as one line, or "" if the body contains none."""
         try:
             fields = msgspec.json.decode(self.body, type=_ReasonFields)
         except (msgspec.DecodeError, RecursionError):
@@ -85,7 +88,7 @@ class Refused(WeftError):
 
 
 class _ReasonFields(msgspec.Struct):
-    """Fields in which servers explain a refusal: the fields of JSON-RPC and OAuth, and other common fields."""
+    """The fields of a JSON body in which servers explain why they refused a request."""
 
     error: Any = None
     error_description: Any = None
@@ -94,30 +97,31 @@ class _ReasonFields(msgspec.Struct):
 
 
 class Transport(Protocol):
-    """One connection to one server. Its methods can be called from any task of the event loop that opened it."""
+    """The interface of a connection to one server. Any task of the event loop that opened it may call its methods."""
 
     kind: str  # "http", "stdio", "memory" or "sse"; for error messages and logs
     where: str  # the URL, or the command, of the server; for error messages
     stream_per_request: bool  # True if each request has a stream that the client can close (HTTP)
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect to the server. Raises ConnectionFailed if that fails. Over HTTP, only the first request connects.
+        """Connect to the server. Raises ConnectionFailed on failure.
 
-        `receive` is called with each request and notification of the server, and `lost` if the connection is lost.
+        Over HTTP, no connection is made before the first request. `receive` is called with each request and
+        notification of the server, and `lost` if the connection is lost.
         """
         ...
 
     async def reopen(self) -> None:
-        """Close the connection and connect again. A child process is started again. Over HTTP, nothing is done."""
+        """Close the connection and connect again. A child process is restarted. Over HTTP, this does nothing."""
         ...
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer.
+        """Send a request and return its answer.
 
         If the waiting task is cancelled, the request's stream is closed, but the server is not notified. `headers` and
-        `resumable` are used over HTTP only. With `resumable`, a stream that breaks off is resumed by Last-Event-ID.
+        `resumable` are used over HTTP only. With `resumable`, a broken stream is resumed with the Last-Event-ID header.
         Raises Refused if the HTTP status is not a success, ConnectionFailed if the connection breaks, and InvalidAnswer
         if the answer cannot be read.
         """
@@ -131,8 +135,8 @@ class Transport(Protocol):
         """Open the stream for messages that belong to no request (the HTTP GET stream), and keep it open.
 
         Calls `opened` each time the stream has been opened, and runs until it is cancelled. If the server or the
-        transport has no such stream, calls `opened` once and returns. Raises Refused if the server refuses to open the
-        stream again, and ConnectionFailed after several failed attempts in a row.
+        transport has no standalone stream, calls `opened` once and returns. Raises Refused if the server refuses to
+        open the stream again, and ConnectionFailed after several failed attempts in a row.
         """
         ...
 
@@ -141,27 +145,27 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connection. Pending requests raise ConnectionFailed. A second call is allowed."""
+        """Close the connection. Pending requests raise ConnectionFailed. May be called more than once."""
         ...
 
 
 class Auth(Protocol):
-    """The authorization of a client over HTTP: adds headers to requests, and handles responses 401 and 403."""
+    """The interface for authorization over HTTP: returns request headers, and handles the statuses 401 and 403."""
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """Return the authorization headers for the next request."""
+        """Return the authorization headers for a request with this URL and HTTP method."""
         ...
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Handle a response 401 or 403, for example by a login. Return whether the request should be sent again.
+        """Handle a response with the status 401 or 403, for example by a login. Return True to send the request again.
 
-        `given` are the headers that `headers` returned for this request. `request` are its other headers.
+        `given` are the headers that `headers` returned for the request. `request` are the other headers of the request.
         """
         ...
 
 
 class PipeTransport:
-    """The common part of all transports that exchange all messages with the server over one connection."""
+    """Base class of the transports that send and receive all messages over one connection (a pipe)."""
 
     kind = "pipe"
     stream_per_request = False
@@ -176,31 +180,34 @@ class PipeTransport:
         self._tell_lost: Lost = ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
         self._open = False
-        self._stopping: asyncio.Task[None] | None = None  # runs, or has run, the latest `stop`
+        self._stopping: asyncio.Task[None] | None = None  # task of the latest call of `stop`
         self._has_answered = False  # whether the server has answered any request since `open`
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     # --- methods that a pipe implements
 
     async def start(self) -> None:
-        """Connect to the server. As soon as this is called, the pipe may call `incoming`."""
+        """Connect to the server. The subclass may call `incoming` before `start` has returned."""
         raise NotImplementedError
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Send one message. Return None if it was sent at once, or an awaitable that ends when it was sent.
+        """Send one message. Return None, or an awaitable if sending takes time.
 
-        Raises ConnectionFailed if the message cannot be sent.
+        The awaitable completes when the message was sent. Raises ConnectionFailed if the message cannot be sent.
         """
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Close the connection and free its resources. Called after each `start` that did not raise."""
+        """Close the connection and free its resources. `close` and `reopen` call this method."""
         raise NotImplementedError
 
     # --- methods that a pipe calls
 
     def incoming(self, data: bytes) -> None:
-        """Handle one message from the server. Data that cannot be read is logged and dropped."""
+        """Handle one encoded message from the server.
+
+        If the data is an invalid answer, its request fails. Other invalid data is logged and dropped.
+        """
         if not self._open:
             return
         for frame in decode_messages(data, self._bounds, self._unreadable):
@@ -210,7 +217,7 @@ class PipeTransport:
                 log.debug("%s answered a request that does not wait for it.", self.where)
 
     def lost(self, failure: ConnectionFailed) -> None:
-        """Mark the connection as lost. All pending requests raise `failure`."""
+        """Mark the connection as lost. All pending requests raise ConnectionFailed with the message of `failure`."""
         if self._failure is not None or not self._open:
             return
         self._fail(failure)
@@ -232,7 +239,7 @@ class PipeTransport:
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer."""
+        """Send a request and return its answer. `headers` and `resumable` are ignored."""
         if self._failure is not None:
             raise self._gone()
         waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
@@ -251,14 +258,14 @@ class PipeTransport:
             del outcome  # breaks the reference cycle between the exception and this frame
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response."""
+        """Send a notification or a response. `headers` are ignored."""
         if self._failure is not None:
             raise self._gone()
         if (writing := self._out(message)) is not None:
             await writing
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
-        """Call `opened` and return, because all messages come over the pipe."""
+        """Call `opened` and return, because a pipe needs no standalone stream."""
         opened()
 
     async def end_session(self, headers: Mapping[str, str]) -> None:
@@ -302,20 +309,20 @@ class PipeTransport:
                 waiting.set_result(self._gone())
 
     def _gone(self) -> ConnectionFailed:
-        """Return a new exception with the message of the failure, because each task must raise its own exception."""
+        """Return a copy of the connection's failure, because each task must raise a separate exception."""
         return ConnectionFailed(str(self._failure))
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
-        """Handle data that is not a valid message. If it was meant as an answer, the request waiting for it fails."""
+        """Handle an invalid message. If it was meant as an answer, its request fails; otherwise a warning is logged."""
         request_id, remote = read_invalid(data)
         failure = remote or InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}")
         if not self._settle(request_id, failure, is_error=remote is not None):
             self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
 
     def _settle(self, request_id: RequestId | None, outcome: Answer | WeftError, *, is_error: bool) -> bool:
-        """Give an outcome to the request that waits for it. Return False if there is no such request.
+        """Complete the pending request `request_id` with `outcome`. Return False if that request is not pending.
 
-        An error without an id belongs to the pending request, if there is only one.
+        If exactly one request is pending, an error without an id completes that request.
         """
         waiting = None if request_id is None else self._waiting.get(request_id)
         if request_id is None and is_error and len(self._waiting) == 1:
@@ -328,7 +335,7 @@ class PipeTransport:
 
 
 def ignore(*_: Any) -> None:
-    """Do nothing. This is the callback until another one is set."""
+    """Do nothing. This function is the default for callbacks."""
 
 
 _MOST_MESSAGES = 1000  # messages in one array (a JSON-RPC batch)
@@ -336,14 +343,14 @@ _PIECE = 16 * 1024  # bytes of a stream that are decoded before the time is chec
 
 
 def bounds_of(limits: ClientLimits) -> Limits:
-    """Return the limits for one message that a client receives."""
+    """Return the limits for decoding one message, from the limits of a client."""
     return Limits(json_values=limits.json_values)
 
 
 def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, ProtocolError], None]) -> Sequence[Frame]:
-    """Decode a body, an event or a line. It is one message, or (in one revision) an array of messages.
+    """Decode an HTTP body, an SSE event or a line, which contains one message or an array of messages (a batch).
 
-    `unreadable` is called with each part that is not a valid message, and its error.
+    `unreadable` is called with each invalid message and its error.
     """
     if wire_log.isEnabledFor(logging.DEBUG):
         wire_log.debug("< %s", masked_body(data))
@@ -362,9 +369,9 @@ def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, Pr
 
 
 def _split(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """Split an array into its messages. Return anything else as it is.
+    """Split a JSON array into its messages. Return data that is not an array unchanged, as the only item.
 
-    Raises InvalidRequest if there are too many messages, because other tasks cannot run while they are handled.
+    Raises InvalidRequest if the array is too long, because other tasks cannot run while its messages are handled.
     """
     if data.lstrip()[:1] != b"[":
         return (data,)
@@ -386,7 +393,7 @@ def pieces(chunk: bytes) -> Sequence[bytes]:
 
 
 def as_sent(named: Any) -> Any:
-    """Convert the id of an answer back to a number if it is a number in a string, as some servers send it.
+    """Convert an id such as "2" to the number 2, because some servers send ids as strings. Return other ids unchanged.
 
     >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
     (2, 2, 'two', '02')
@@ -412,7 +419,7 @@ _read_error = msgspec.json.Decoder(_ServerError).decode
 
 
 def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
-    """Return the error in the member `error` of a response. Raises InvalidAnswer if that cannot be read."""
+    """Decode the member `error` of a response. Raises InvalidAnswer if the member is missing or invalid."""
     try:
         error = _read_error(b"" if raw is UNSET else raw)
     except msgspec.DecodeError:
@@ -421,14 +428,14 @@ def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
 
 
 def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
-    """Return the request id and the error of an answer that need not be a valid message. Each is None if unknown.
+    """Return the request id and the error from an answer that may be invalid. Each is None if it cannot be found.
 
-    Both are None if the data is not an answer, for example a line of a program's log.
+    Both are None if the data is not an answer, for example if it is a line of a program's log.
 
     >>> read_invalid(b'{"id": 7, "result": {}}'), read_invalid(b'{"id": 7, "level": "info"}'), read_invalid(b"Hello")
     ((7, None), (None, None), (None, None))
     """
-    try:  # Python's own decoder also takes NaN, which many servers in Python send
+    try:  # Python's own decoder also accepts NaN, which many servers in Python send
         found = json.loads(data)
     except (ValueError, RecursionError):
         return None, None
@@ -451,7 +458,7 @@ _TURN = 128  # messages that are sent before other tasks of the event loop may r
 
 
 class LinePipe(Protocol):
-    """The server's end of a connection in this process."""
+    """The server's end of a connection to a client in the same process."""
 
     def send(self, line: bytes) -> None:
         """Handle one message from the client."""
@@ -467,12 +474,12 @@ class Piped(Protocol):
     """A server that a client in the same process can connect to."""
 
     def pipe(self, deliver: Callable[[bytes], None]) -> LinePipe:
-        """Connect a client, and return the server's end. The server passes messages for the client to `deliver`."""
+        """Connect a client, and return the server's end. The server calls `deliver` with its messages to the client."""
         ...
 
 
 class MemoryTransport(PipeTransport):
-    """A connection to a server in this process."""
+    """A connection to a server in the same process, without a network."""
 
     kind = "memory"
 
@@ -487,7 +494,7 @@ class MemoryTransport(PipeTransport):
         self._pipe = self._server.pipe(self.incoming)
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Give one message to the server."""
+        """Pass one message to the server. Sometimes return an awaitable that lets other tasks run."""
         assert self._pipe is not None
         self._pipe.send(message)
         self._sent += 1

@@ -1,4 +1,4 @@
-"""Send HTTP requests to an ASGI application in this process, without a socket, and run its lifespan."""
+"""Send HTTP requests to an ASGI application in this process, and run its lifespan (startup and shutdown)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("weft.client")
 
 _App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_MOST_WAITING = 16  # pieces of a body that wait for the reader
+_MOST_WAITING = 16  # maximum number of unread pieces of a body; then the application has to wait
 
 
 class _AsgiReply:
-    """The response of the application to one request."""
+    """The response of an ASGI application to one request."""
 
     def __init__(self, body: bytes | None, where: str) -> None:
         self.status = 0
@@ -32,7 +32,7 @@ class _AsgiReply:
         self.started = asyncio.Event()  # set when the head has arrived, or the application has ended without one
         self._where = where
         self._request: Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
-        self._gone = asyncio.Event()  # set when the reader has disconnected
+        self._gone = asyncio.Event()  # set when the client has disconnected
         self._pieces: deque[bytes] = deque()
         self._arrived = asyncio.Event()  # set when there is something to read, or the response has ended
         self._room = asyncio.Event()  # set while the application may send more
@@ -41,7 +41,7 @@ class _AsgiReply:
         self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> Message:
-        """Return the request. On the next call, wait until the reader disconnects, and return a disconnect message."""
+        """Return the request as an ASGI message. Later calls wait until the client disconnects, and report it."""
         request, self._request = self._request, None
         if request is not None:
             return request
@@ -49,7 +49,7 @@ class _AsgiReply:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Store a message of the application for the reader. If too many pieces are unread, wait for the reader."""
+        """Store an ASGI message of the application. If too many pieces of the body are unread, wait for the client."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -68,7 +68,7 @@ class _AsgiReply:
                 await self._room.wait()
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """Note that the application has returned or failed."""
+        """Mark the response as ended. If the application's task failed, log its exception."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("The application at %s failed.", self._where, exc_info=error)
         self._is_over = True
@@ -85,7 +85,10 @@ class _AsgiReply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece. Raises ConnectionFailed if the application ends before the body does."""
+        """Yield the body piece by piece.
+
+        Raises ConnectionFailed if the application ends before the body is complete.
+        """
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
@@ -98,7 +101,7 @@ class _AsgiReply:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
     def done(self) -> None:
-        """Note that the reader has disconnected."""
+        """Mark the client as disconnected. Later messages of the application are dropped."""
         self._gone.set()
         self._room.set()
 
@@ -106,7 +109,7 @@ class _AsgiReply:
 
 
 class AsgiWire:
-    """HTTP exchanges with an application in this process, each in a separate task. Runs the application's lifespan."""
+    """Sends HTTP requests to an ASGI application in this process, each in a separate task, and runs its lifespan."""
 
     def __init__(self, app: _App, limits: ClientLimits) -> None:
         self._app = app
@@ -159,7 +162,7 @@ class AsgiWire:
                 started.set_result(None)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Call the application, and return the response when its head has arrived.
+        """Send a request to the application, and return the response when its status and headers have arrived.
 
         Raises ConnectionFailed if the application ends without a response.
         """
@@ -183,7 +186,7 @@ class AsgiWire:
         await self._app(scope, reply.receive, reply.send)
 
     def renew(self) -> None:
-        """Do nothing, because no connections are kept."""
+        """Do nothing, because there are no network connections."""
 
     async def close(self) -> None:
         """Disconnect all requests and shut the application down. Tasks that do not end in time are cancelled."""

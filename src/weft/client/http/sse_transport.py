@@ -1,7 +1,7 @@
 """Connect by HTTP+SSE, the transport of the first revision: one event stream from the server, POSTs to the server.
 
-A GET opens the stream. Its first event names the URL for the POSTs. All answers arrive on the stream, so that this
-transport is a pipe. It is used only for servers that refuse the newer transport.
+A GET opens the stream. Its first event names the URL for the POSTs. All answers arrive on the stream, so this
+transport is a `PipeTransport`. It is used only for servers that refuse the newer transport.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.protocol import sse
 
 
 class SseTransport(PipeTransport):
-    """A connection by HTTP+SSE to the server at a URL."""
+    """A connection to a server over HTTP+SSE, the transport of the first protocol version."""
 
     kind = "sse"
 
@@ -37,8 +37,8 @@ class SseTransport(PipeTransport):
         super().__init__(place(url), limits)
         self._url = url
         self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # pauses deadlines while the user logs in
-        self._opening: asyncio.Timeout | None = None  # deadline for opening the stream, while that is in progress
-        # Tokens belong to the URL of the server, also if messages are sent to another URL of its origin.
+        self._opening: asyncio.Timeout | None = None  # deadline for opening the stream, while it is being opened
+        # Tokens belong to the URL of the server, even if messages are sent to another URL of the same origin.
         self._wire = (
             wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding, server=url)
         )
@@ -64,7 +64,8 @@ class SseTransport(PipeTransport):
     async def _find_endpoint(self) -> str:
         """Open the stream, and return the URL for the POSTs, which its first event names.
 
-        Raises ConnectionFailed if the URL has another origin than the stream.
+        Raises AuthorizationFailed if the server requires a login. Raises ConnectionFailed if the response is not an
+        event stream, or if the URL has another origin than the stream.
         """
         sent = {"Accept": "text/event-stream", **self._headers}
         try:
@@ -84,7 +85,7 @@ class SseTransport(PipeTransport):
 
     @contextmanager
     def _holding(self) -> Generator[None]:
-        """Pause all deadlines while the user logs in."""
+        """Pause all deadlines during a `with` block, in which the user logs in."""
         clock = self._opening
         if clock is not None:
             clock.reschedule(None)
@@ -120,7 +121,7 @@ class SseTransport(PipeTransport):
         self.lost(failure)
 
     async def write(self, message: bytes) -> None:
-        """Send one message by a POST. Raises Refused if the status is not 2xx."""
+        """Send one message with a POST request. Raises Refused if the status is not 2xx."""
         reply = await self._wire.exchange(
             "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
         )
@@ -131,7 +132,7 @@ class SseTransport(PipeTransport):
             reply.done()
 
     async def stop(self) -> None:
-        """Close the stream."""
+        """Close the stream and all connections."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()

@@ -1,4 +1,4 @@
-"""Send messages by Streamable HTTP, with authorization.
+"""Send messages to a server over Streamable HTTP, with or without authorization.
 
 Every message is sent by a POST. The answer to a request is a JSON body or an event stream. This module handles
 responses (status, media type, size, redirects), resumes streams that broke off, and keeps the standalone stream (by
@@ -49,12 +49,12 @@ T = TypeVar("T")
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _GET = {"Accept": "text/event-stream"}
 _NO_STREAMS = 405  # status of servers that have no GET streams
-_TAKEN = 409  # status for a second standalone stream, while the server has not noticed the end of the first
+_TAKEN = 409  # status if the server has not noticed yet that the earlier standalone stream has ended
 _SAME_REQUEST = (307, 308)  # redirects that keep the method and the body
 
 
 class HttpTransport:
-    """A connection by Streamable HTTP to the server at a URL."""
+    """A connection to a server over Streamable HTTP."""
 
     kind = "http"
     stream_per_request = True
@@ -69,7 +69,7 @@ class HttpTransport:
         auth: Auth | None = None,
     ) -> None:
         self.where = place(url)
-        self.url = url  # changes with redirects within the origin
+        self.url = url  # changes if the server redirects to another URL of the same origin
         self._limits = limits
         self._bounds = bounds_of(limits)
         self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # pauses deadlines while the user logs in
@@ -80,12 +80,12 @@ class HttpTransport:
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Prepare for requests. `lost` is never called, because each request has a separate connection."""
+        """Prepare for requests. `lost` is never called, because each request is a separate HTTP exchange."""
         self._receive = receive
         await self._wire.open()
 
     async def reopen(self) -> None:
-        """Do nothing, because each request has a separate connection."""
+        """Do nothing, because each request is a separate HTTP exchange."""
 
     async def close(self) -> None:
         """Close all connections, including those of requests in flight."""
@@ -117,7 +117,7 @@ class HttpTransport:
         except ConnectionFailed as error:
             if not error.is_unanswered:
                 raise
-            # Neither does harm if the server gets it twice (RFC 9110, 9.2.2).
+            # It does no harm if the server gets a notification or a response twice (RFC 9110, 9.2.2).
             reply = await self._exchange("POST", sent, message)
         try:
             if not 200 <= reply.status < 300:
@@ -142,7 +142,8 @@ class HttpTransport:
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
         """Send an HTTP request and return its response. Follow redirects within the origin.
 
-        Raises ConnectionFailed if there are too many redirects, or a redirect leads to another origin.
+        Raises ConnectionFailed if there are too many redirects, or if a redirect leads to another origin or would
+        change the HTTP method.
         """
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         for left in reversed(range(self._limits.redirects + 1)):
@@ -180,12 +181,13 @@ class HttpTransport:
         return refusal
 
     def _sort(self, data: bytes, request_id: RequestId | None, failures: list[WeftError] | None = None) -> Frame | None:
-        """Return the answer to the request `request_id` from the messages in `data`, or None if it is not there.
+        """Decode the messages in `data`. Return the answer to the request `request_id`, or None if it is not there.
 
-        Requests and notifications of the server are passed to `receive`.
+        Requests and notifications of the server are passed to `self._receive`.
 
-        Raises InvalidAnswer if a message cannot be read. If `failures` is given (on a stream), that error is raised
-        only if the message was meant as the answer. Otherwise the error is logged, and replaces those in `failures`.
+        Without `failures`, an invalid message raises InvalidAnswer. With `failures` (on a stream), it does so only if
+        it has the id of the request. The error of any other invalid message is logged, and becomes the only item of
+        `failures`.
         """
 
         def unreadable(part: bytes, error: ProtocolError) -> None:
@@ -210,12 +212,14 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream until the answer arrives, and return the answer.
+        """Read a stream until the answer to the request `request_id` arrives, and return the answer.
 
-        If the stream breaks off, it is resumed, but only with `resumable`.
+        With `resumable`, a broken stream is resumed. Raises WeftError if the stream ends without the answer and cannot
+        be resumed.
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
-        failures: list[WeftError] = []  # the latest; `raise failures.pop()` makes no reference cycle with this frame
+        # Contains at most one error, the latest. `raise failures.pop()` makes no reference cycle with this frame.
+        failures: list[WeftError] = []
         attempt = 0
         while True:
             before = events.last_event_id
@@ -237,11 +241,11 @@ class HttpTransport:
     async def _resume(
         self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failures: list[WeftError]
     ) -> HttpResponse:
-        """Ask for the rest of a stream by Last-Event-ID, and return the response that has the rest.
+        """Resume a stream with the Last-Event-ID header, and return the response with the remaining events.
 
-        `attempt` is the number of attempts so far that brought no new event. Raises the failure in `failures`, or the
-        failure of the last attempt, if no attempt is left. Raises ConnectionFailed if the server cannot resume streams,
-        and Refused if it refuses for another reason.
+        `attempt` is the number of attempts so far that brought no new event. When no attempt is left, raises the latest
+        error, which is the item of `failures`. Raises ConnectionFailed if the server cannot resume streams (HTTP 405),
+        and Refused if the server answers with another status.
         """
         sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
         for number in range(attempt, self._limits.resumptions + 1):
@@ -263,7 +267,7 @@ class HttpTransport:
         raise failures.pop()
 
     def _next_decoder(self, events: sse.Decoder) -> sse.Decoder:
-        """Return a decoder for the next connection of a stream. It has the last event id and retry time of `events`."""
+        """Return a new decoder for a resumed stream, with the last event id and the retry time of `events`."""
         fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
@@ -271,10 +275,10 @@ class HttpTransport:
     async def _read(
         self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, failures: list[WeftError]
     ) -> Frame | None:
-        """Read a stream until the answer arrives, and end the response. Return the answer, or None if there is none.
+        """Read a stream until the answer arrives or the stream ends. Return the answer, or None if it did not arrive.
 
-        `failures` gets the error of an event that cannot be read and was not the answer. Raises ConnectionFailed if the
-        connection breaks, or if the server stops sending its keep-alive comments.
+        The error of an invalid event is put into `failures`, or raised if the event has the id of the request. Raises
+        ConnectionFailed if the connection breaks, or if the server stops sending its keep-alive comments.
         """
 
         def handle(event: sse.Event) -> Frame | None:
@@ -294,8 +298,9 @@ class HttpTransport:
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Open the standalone stream, and open it again whenever it is lost.
 
-        Returns if the server has no such stream. Raises Refused if the server refuses to open it again, and
-        ConnectionFailed after several failed attempts in a row.
+        Calls `opened` each time the stream has been opened. Returns if the server has no standalone stream. Raises
+        Refused if the server refuses to open the stream again, and ConnectionFailed after several failed attempts in a
+        row.
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         now = asyncio.get_running_loop().time
@@ -328,7 +333,7 @@ class HttpTransport:
     async def _not_again(self, reply: HttpResponse) -> WeftError:
         """Return the error for a standalone stream that could not be opened again.
 
-        The error is ConnectionFailed if a later attempt may succeed, and Refused if not.
+        The error is ConnectionFailed if a later attempt may succeed, otherwise Refused.
         """
         if reply.status != _TAKEN and reply.status < 500:
             return await self._refusal(reply)
@@ -342,7 +347,7 @@ class HttpTransport:
 async def read_events(
     reply: HttpResponse, events: sse.Decoder, limits: ClientLimits, where: str, handle: Callable[[sse.Event], T | None]
 ) -> T | None:
-    """Call `handle` with each event of a stream until it returns a value. Return that value, or None at the end.
+    """Call `handle` with each event of a stream until it returns a value. Return that value, or None if it never does.
 
     Raises TimeoutError if the server stops sending its keep-alive comments, InvalidAnswer if an event is too large, and
     ConnectionFailed if the connection breaks.
@@ -368,18 +373,19 @@ async def read_events(
 
 
 def fallen_silent(where: str) -> ConnectionFailed:
-    """Return the error for a stream on which the keep-alive comments of the server do not arrive any more."""
+    """Return the error for a stream on which the server's keep-alive comments no longer arrive."""
     return ConnectionFailed(f"{where} sends nothing any more, on a stream that it did not end.")
 
 
-_MOST_AUTHORIZATIONS = 3  # how often one request is sent again after a refusal
-_REFUSAL_BYTES = 1024 * 1024  # how much of the body of a refusal is read
+_MOST_AUTHORIZATIONS = 3  # how often one request is sent again after a 401 or 403
+_REFUSAL_BYTES = 1024 * 1024  # maximum size of the body of a refusal; a larger body is ignored
 
 
 class AuthorizedWire:
-    """Adds authorization to the exchanges of another wire. `hold` pauses deadlines while the user logs in.
+    """A `Wire` that adds authorization headers to each request, and sends the request through another `Wire`.
 
-    Each request is sent with the token for its own URL, or for the URL `server` if that is given.
+    `hold` pauses deadlines while the user logs in. The token is the one for the URL `server` or, if `server` is None,
+    for the URL of the request.
     """
 
     def __init__(
@@ -397,21 +403,22 @@ class AuthorizedWire:
         self._server = server
 
     async def open(self) -> None:
-        """Open the wire that this object wraps."""
+        """Open the wrapped wire."""
         await self._wire.open()
 
     def renew(self) -> None:
-        """Use new connections of the wrapped wire from now on."""
+        """Let the wrapped wire use new connections from now on."""
         self._wire.renew()
 
     async def close(self) -> None:
-        """Close the wire that this object wraps."""
+        """Close the wrapped wire."""
         await self._wire.close()
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request with a token. After a 401 or 403, let `auth` log in and send the request again.
+        """Send a request with a token. After the status 401 or 403, log in and send the request again.
 
-        Raises Refused if `auth` cannot log in. After several attempts, the response 401 or 403 is returned.
+        Raises Refused if the login is not possible. If the server still refuses after several attempts, its response is
+        returned.
         """
         auth, whose = self._auth, self._server or url
         attempt = 0
@@ -428,9 +435,9 @@ class AuthorizedWire:
 
 
 async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
-    """Read the body of a refusal, end the response, and return the refusal.
+    """Read the body of a refused request's response, close the response, and return it as a `Refused`.
 
-    Its body is empty if the body is too large, or takes longer than `seconds`.
+    The body of the result is empty if the response body is too large, breaks off, or takes longer than `seconds`.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -31,12 +31,12 @@ from weft.limits import ClientLimits
 
 _MOST_CONNECTIONS = 100
 _MOST_COOKIES = 100  # if a server sets more, all are deleted
-_UNASKED = getattr(select, "POLLIN", 0)  # poll for data or the end of a kept connection; hang-ups are always reported
-_LEAST_IDLE = 0.1  # seconds that a connection is kept, also if the server asks for less
+_UNASKED = getattr(select, "POLLIN", 0)  # what to poll an idle connection for: unexpected data or its end
+_LEAST_IDLE = 0.1  # seconds that an idle connection is kept, even if the server asks for less
 _MOST_RETIRED = 3  # old pools that are kept until their requests end
 _END_SECONDS = 1.0  # how long to wait for the end of a stream after its answer was read
 # Size of the buffer for one read of a socket. The default of asyncio is 256 KiB. In some layouts of the heap, glibc
-# returns so large a buffer to the system after each read, which makes a call up to 20 % slower.
+# returns a buffer of that size to the system after each read, which makes a call up to 20 % slower.
 _READ_BYTES = 64 * 1024
 # TCP keep-alive: seconds of silence before the first probe, seconds between probes, probes without an answer.
 _PROBING = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
@@ -57,7 +57,7 @@ class HttpResponse(Protocol):
         ...
 
     def done(self) -> None:
-        """End the response. If its body was not read completely, close the connection."""
+        """Release the response. If its body was not read completely, close the connection."""
         ...
 
     def finish(self) -> None:
@@ -69,18 +69,18 @@ class HttpResponse(Protocol):
 
 
 class Wire(Protocol):
-    """The interface for HTTP exchanges."""
+    """The interface for sending HTTP requests and receiving their responses."""
 
     async def open(self) -> None:
-        """Prepare for exchanges."""
+        """Prepare for sending requests."""
         ...
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed if that fails."""
+        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed on failure."""
         ...
 
     def renew(self) -> None:
-        """Use new connections from now on, because the open ones may be lost."""
+        """Use new connections from now on, because the open connections may be broken."""
         ...
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class Wire(Protocol):
 
 
 class _Reply:
-    """A response of aiohttp."""
+    """An `HttpResponse` that wraps a response of aiohttp."""
 
     __slots__ = ("_ends", "_response", "_where", "headers", "status")
 
@@ -101,7 +101,7 @@ class _Reply:
         self.headers: Mapping[str, str] = response.headers
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body. Raises InvalidAnswer if it has more than `limit` bytes when it is decompressed."""
+        """Return the whole body, decompressed. Raises InvalidAnswer if this is more than `limit` bytes."""
         stated = self._response.content_length
         try:
             if stated is not None and stated <= limit and "Content-Encoding" not in self.headers:
@@ -119,7 +119,7 @@ class _Reply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the chunks of the body as they arrive."""
+        """Yield the chunks of the body as they arrive. Raises ConnectionFailed if the connection is lost."""
         try:
             async for chunk in self._response.content.iter_any():
                 yield chunk
@@ -131,7 +131,7 @@ class _Reply:
         self._response.release()
 
     def finish(self) -> None:
-        """Wait briefly, in a task, for the end of the body. Then return the connection to the pool."""
+        """Wait a short time, in a background task, for the end of the body. Then return the connection to the pool."""
         if self._response.content.at_eof():
             self._response.release()
             return
@@ -150,11 +150,11 @@ class _Reply:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A pool that checks whether the server has closed a kept connection before a request is sent on it.
+    """A connection pool of aiohttp that checks whether an idle connection is still open before it is used again.
 
-    The event loop may not have noticed yet that a connection has ended. A request on such a connection fails, and then
-    it is unknown whether the server has read the request (RFC 9110, 9.2.2). So the pool checks the connection before.
-    New connections read with a small buffer (`_READ_BYTES`).
+    The server may have closed the connection, and the event loop may not have noticed this yet. A request on a closed
+    connection fails, and then it is unknown whether the server has read the request (RFC 9110, 9.2.2). New connections
+    read with a small buffer (`_READ_BYTES`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -162,7 +162,7 @@ class _Connector(aiohttp.TCPConnector):
         self._used: WeakSet[Any] = WeakSet()  # connections that were used before
 
     async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
-        """Return a new connection, or a kept one that is still open."""
+        """Return a new connection, or an idle connection that is still open."""
         while True:
             connection = await super().connect(*args, **kwargs)
             protocol = getattr(connection, "protocol", None)
@@ -183,7 +183,7 @@ def _socket_of(protocol: Any) -> socket.socket | None:
 def _prepare(protocol: Any) -> None:
     """Set the options of a new connection: a small read buffer, and TCP keep-alive.
 
-    With keep-alive, a lost connection is noticed although a stream may be silent for long.
+    Keep-alive detects a broken connection even if a stream sends nothing for a long time.
     """
     transport: Any = getattr(protocol, "transport", None)
     if hasattr(transport, "max_size"):  # not with TLS or uvloop
@@ -198,7 +198,7 @@ def _prepare(protocol: Any) -> None:
 
 
 def _is_over(protocol: Any) -> bool:
-    """Return whether a kept connection has ended, or has received data although no request was sent."""
+    """Return whether an idle connection has ended, or has received data although no request was sent."""
     if getattr(protocol, "should_close", False):
         return True
     end = _socket_of(protocol)
@@ -210,7 +210,7 @@ def _is_over(protocol: Any) -> bool:
 
 
 class AiohttpWire:
-    """HTTP exchanges over the network. Connections are kept and used again."""
+    """Sends HTTP requests over the network with aiohttp. Connections are kept in a pool and used again."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class AiohttpWire:
         self._idle_seconds = limits.idle_seconds  # how long connections are kept; the server can shorten it
 
     async def open(self) -> None:
-        """Create the pool of connections. It is empty: a request opens a connection if no kept one is free."""
+        """Create an empty pool of connections. Requests open connections when they need them."""
         if self._session is None or self._session.closed:
             self._session = self._pool(aiohttp.CookieJar())
 
@@ -245,7 +245,7 @@ class AiohttpWire:
         )
 
     def renew(self) -> None:
-        """Create a new pool. Requests on an old pool can finish, until there are too many old pools."""
+        """Create a new pool for later requests. The oldest pool is closed if there are too many pools."""
         if self._session is not None:
             self._retired.append(self._session)
             self._session = self._pool(self._session.cookie_jar)
@@ -253,13 +253,13 @@ class AiohttpWire:
             self._close_pool(self._retired.pop(0))
 
     def _close_pool(self, pool: aiohttp.ClientSession) -> None:
-        """Close a pool in a separate task, so that the closing is not interrupted if the caller is cancelled."""
+        """Close a pool in a background task, which continues even if the caller is cancelled."""
         task = asyncio.create_task(pool.close())
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request, and return the response when its head has arrived."""
+        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed on failure."""
         proxy = self._proxy
         if proxy is None and self._trust_env:
             proxy = await self._find_proxy(url)
@@ -304,9 +304,9 @@ class AiohttpWire:
         return _Reply(response, place(url), self._ends)
 
     def _obey(self, kept: str) -> None:
-        """Keep idle connections for a shorter time than the server does. `kept` is the server's Keep-Alive header.
+        """Keep idle connections for a shorter time than the server, whose time is in its Keep-Alive header `kept`.
 
-        So the server does not close a connection that is about to be used.
+        Then the client closes an idle connection before the server does, and sends no request on a closed connection.
         """
         said = _KEPT_FOR.search(kept)
         if said is not None:
@@ -323,7 +323,7 @@ class AiohttpWire:
         return self._found[origin]
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         for task in self._ends:
             task.cancel()
         if self._session is not None:
@@ -348,12 +348,14 @@ def media_type(reply: HttpResponse) -> str:
 
 
 def is_event_stream(reply: HttpResponse) -> bool:
-    """Return whether a response to a GET is a successful event stream."""
+    """Return whether a response has the status 200 and is an event stream."""
     return reply.status == 200 and media_type(reply).startswith("text/event-stream")
 
 
 def resolved(url: str, named: str) -> tuple[str, bool]:
-    """Return `named`, made absolute, and whether it has the same origin as `url` (False if `named` is invalid).
+    """Return the absolute URL of `named`, which may be relative to `url`, and whether both have the same origin.
+
+    If `named` is not a valid URL, return `named` and False.
 
     >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
     (('https://a.example/post?n=1', True), ('//[', False))
@@ -380,7 +382,7 @@ _GIVE_CLIENT_CERTIFICATE = "load one with load_cert_chain() into an ssl.SSLConte
 
 
 def place(url: str) -> str:
-    """Return a URL without its query, for error messages. The query may contain a key."""
+    """Return a URL without its query, for error messages, because the query may contain a secret."""
     return url.partition("?")[0]
 
 
@@ -390,7 +392,7 @@ def why_unreached(
     """Return the error message for a request that got no response.
 
     `connect_seconds` is how long connecting may take. `was_reached` says whether an earlier request to the server got
-    a response. If not, the message may also say that the server perhaps wants a client certificate.
+    a response. If False, the message may suggest that the server wants a client certificate.
     """
     parts, where = urlsplit(url), place(url)
     if fault := proxy_fault(error, proxy) or tls_fault(error):
@@ -431,7 +433,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def broken_off(where: str, error: Exception) -> str:
-    """Return the error message for an answer that broke off before it was complete."""
+    """Return the error message for a connection that broke before the response was complete."""
     return (
         f"The connection to {where} broke off before its answer was complete ({type(error).__name__}). The server, or "
         "a proxy before it, has stopped. It is not known whether the request was executed."
@@ -442,7 +444,7 @@ def broken_off(where: str, error: Exception) -> str:
 
 
 def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
-    """Return what is wrong with the proxy if the proxy caused `error`, or None if it did not."""
+    """Return a message about the proxy failure that caused `error`, or None if the proxy was not the cause."""
     if proxy is None:
         return None
     if isinstance(error, aiohttp.ClientHttpProxyError):
@@ -455,7 +457,7 @@ def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
 
 
 def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
-    """Return why a proxy refused to connect to the server, from the status and headers of its response."""
+    """Return a message that says why a proxy refused a request. `status` and `headers` are from its response."""
     if status != PROXY_REFUSES:
         return (
             f"the proxy {proxy.url} answered with the HTTP status {status}: it does not get there, or does not allow it"
@@ -473,7 +475,7 @@ def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
 
 
 def tls_fault(error: BaseException) -> str | None:
-    """Return what is wrong with TLS if TLS caused `error`, or None if it did not."""
+    """Return a message about the TLS failure that caused `error`, or None if TLS was not the cause."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _untrusted(error.certificate_error)
     cause = _cause(error)
@@ -492,7 +494,7 @@ def tls_fault(error: BaseException) -> str | None:
 
 
 def _untrusted(error: Exception) -> str:
-    """Return why the server's certificate is not accepted, and what to do."""
+    """Return a message that says why the server's certificate is not accepted, and what to do."""
     code = getattr(error, "verify_code", None)
     said = str(getattr(error, "verify_message", "") or error).rstrip(". ")
     if code in _OTHER_HOST:
@@ -501,7 +503,7 @@ def _untrusted(error: Exception) -> str:
 
 
 def _refused(error: ssl.SSLError) -> str:
-    """Return why the TLS handshake failed, and what to do. OpenSSL's name for the reason is in `error`."""
+    """Return a message that says why the TLS handshake failed, and what to do."""
     reason = str(error.reason or "")
     shown = reason.lower().replace("_", " ")
     if reason.endswith("ALERT_CERTIFICATE_REQUIRED"):
@@ -529,7 +531,7 @@ _NO_PROXY = f"is not the URL of a proxy; write it as {_FORM}, with %40 for an @ 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy. Its credentials are in `headers`, which are not part of the repr."""
+    """An HTTP proxy. Its credentials are in `headers`, which are not part of the repr."""
 
     url: str  # without credentials
     said_in: str = "`proxy`"  # where the proxy is configured, for error messages
@@ -542,15 +544,15 @@ class Proxy:
         return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
     def headers_through(self, url: str) -> Mapping[str, str]:
-        """Return the headers with the proxy's credentials that a request to `url` must have.
+        """Return the headers with the proxy's credentials for a request to `url`, or no headers if `url` is https.
 
-        For https there are none, because the proxy gets its credentials when the tunnel is opened.
+        With https, the proxy gets the credentials when the tunnel is opened.
         """
         return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
 def read_proxy(given: object) -> Proxy:
-    """Return the proxy for the value of `proxy=`. Raises UsageError if the value is not the URL of an HTTP proxy.
+    """Parse the URL of a proxy that the program has given. Raises UsageError if it is not the URL of an HTTP proxy.
 
     >>> read_proxy("http://ann:secret@proxy.example:3128")
     Proxy(url='http://proxy.example:3128', said_in='`proxy`')
@@ -569,7 +571,7 @@ http://host:port, or http://name:password@host:port.
 
 
 def environment_proxy(url: str) -> Proxy | None:
-    """Return the proxy for a URL from the environment or the system's settings, or None. This can be slow.
+    """Return the proxy for a URL from the environment or the system's settings, or None. The look-up can be slow.
 
     Raises ConnectionFailed if the URL of the proxy is invalid.
     """
@@ -588,7 +590,7 @@ def environment_proxy(url: str) -> Proxy | None:
 
 
 def environment_proxy_hosts() -> frozenset[str]:
-    """Return the hosts of all proxies that the environment names."""
+    """Return the host names of all proxies in the environment or the system's settings."""
     found: set[str] = set()
     for given in urllib.request.getproxies().values():
         try:
@@ -599,15 +601,15 @@ def environment_proxy_hosts() -> frozenset[str]:
 
 
 def _with_scheme(given: str) -> str:
-    """Add http:// to the URL of a proxy if it has no scheme, because variables often leave the scheme out."""
+    """Add http:// to the URL of a proxy if it has no scheme, because environment variables often omit the scheme."""
     return given if "://" in given else f"http://{given}"
 
 
 def _read(text: str, said_in: str) -> Proxy:
-    """Return the proxy whose URL is `text`. Raises ValueError if that is not the URL of an HTTP proxy.
+    """Parse the URL of a proxy. Raises ValueError if `text` is not the URL of an HTTP proxy.
 
-    The message of the ValueError begins with a verb, so that a caller can write `said_in` before it. It contains no
-    part of a password.
+    `said_in` says where the proxy is configured. The message of the ValueError begins with a verb, so that the caller
+    can write `said_in` before the message. The message contains no part of a password.
     """
     try:
         parts = urlsplit(text)
