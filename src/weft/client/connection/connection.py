@@ -15,7 +15,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -43,7 +43,6 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
-_NOT_LOGGED = nullcontext()
 _STREAM_SECONDS = 0.25  # how long the first request waits for the standalone stream to open
 _STREAM_ATTEMPT = 7  # a lost standalone stream is opened again after `pause(7)`, about half a minute
 
@@ -199,7 +198,7 @@ class ClientConnection:
         """Return a new request id, which no earlier request of this connection has used."""
         return next(self._ids)
 
-    async def roundtrip(
+    def roundtrip(
         self,
         method: str,
         params: Mapping[str, Any],
@@ -208,7 +207,7 @@ class ClientConnection:
         seconds: float | None = None,
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
-    ) -> Answer:
+    ) -> Coroutine[Any, Any, Answer]:
         """Send a request and return its answer.
 
         `seconds` is the timeout (default: `limits.request_seconds`). If `progress` is given, each progress notification
@@ -218,50 +217,61 @@ class ClientConnection:
         Raises RemoteError if the answer is an error, Refused if the server refuses the HTTP request, RequestTimeout if
         no answer arrives in time, ConnectionFailed if the connection breaks, InvalidAnswer if the answer is invalid.
         """
-        with self._logged(method, params) if log.isEnabledFor(logging.INFO) else _NOT_LOGGED:
-            self._check_open()
-            limits = self.limits
-            request_id = next(self._ids)
-            queue = None
-            if progress is not None:  # the id is unique among active requests, so it can be the progress token
-                queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
-                params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
-            if seconds is not None:
-                check_timeout(seconds)
-            wait = limits.request_seconds if seconds is None else seconds
-            clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
-            try:
-                return _checked(await self._request(request_id, method, params, headers))
-            except asyncio.CancelledError:
-                self._clocks.stop(request_id)
-                is_late = clock.has_run_out()
-                if not is_greeting:  # a handshake is never cancelled
-                    self.give_up(request_id, "timeout" if is_late else "cancelled")
-                if queue is not None:
-                    await queue.stop()
-                if not is_late:
-                    raise
-                if clock.failure is not None:
-                    raise clock.failure from None
-                raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
-            finally:
-                self._clocks.stop(request_id)
-                del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
-                if queue is not None:
-                    await queue.drain(limits.close_seconds)
+        work = self._roundtrip(method, params, headers, seconds, progress, is_greeting)
+        return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
-    @contextmanager
-    def _logged(self, method: str, params: Mapping[str, Any]) -> Generator[None]:
-        """Log one line about a request when it has succeeded or failed."""
+    async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Await a request, and log one line when it has succeeded or failed."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
-            yield
+            return await work
         except BaseException as error:
             outcome = _outcome(error)
             raise
         finally:
             log.info("%s", call_line(method, _named(params), era, outcome, self._clocks.now() - began))
+
+    async def _roundtrip(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        seconds: float | None,
+        progress: ProgressCallback | None,
+        is_greeting: bool,  # noqa: FBT001 - `roundtrip` has the names
+    ) -> Answer:
+        if self._is_closed:
+            self._check_open()
+        limits = self.limits
+        request_id = next(self._ids)
+        queue = None
+        if progress is not None:  # the id is unique among active requests, so it can be the progress token
+            queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+        if seconds is not None:
+            check_timeout(seconds)
+        wait = limits.request_seconds if seconds is None else seconds
+        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
+        try:
+            return _checked(await self._request(request_id, method, params, headers))
+        except asyncio.CancelledError:
+            self._clocks.stop(request_id)
+            is_late = clock.has_run_out()
+            if not is_greeting:  # a handshake is never cancelled
+                self.give_up(request_id, "timeout" if is_late else "cancelled")
+            if queue is not None:
+                await queue.stop()
+            if not is_late:
+                raise
+            if clock.failure is not None:
+                raise clock.failure from None
+            raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
+        finally:
+            self._clocks.stop(request_id)
+            del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
+            if queue is not None:
+                await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """Send a request that stays open (`subscriptions/listen`), and return its answer. There is no timeout.

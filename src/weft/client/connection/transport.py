@@ -175,7 +175,7 @@ class PipeTransport:
         self.limits = limits
         self._bounds = bounds_of(limits)
         # Requests that are not answered yet. The result of the future is the answer, or the error to raise.
-        self._waiting: dict[RequestId, asyncio.Future[Answer | WeftError]] = {}
+        self._waiting: dict[RequestId, _Waiting] = {}
         self._receive: Receive = ignore
         self._tell_lost: Lost = ignore
         self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
@@ -211,9 +211,11 @@ class PipeTransport:
         if not self._open:
             return
         for frame in decode_messages(data, self._bounds, self._unreadable):
-            if not frame.is_response:
+            if frame.method is not UNSET:
                 self._receive(frame, None)
-            elif not self._settle(as_sent(frame.reply_id), Answer(frame), is_error=frame.error is not UNSET):
+                continue
+            request_id = frame.id if type(frame.id) is int else as_sent(frame.reply_id)
+            if not self._settle(request_id, Answer(frame), is_error=frame.error is not UNSET):
                 log.debug("%s answered a request that does not wait for it.", self.where)
 
     def lost(self, failure: ConnectionFailed) -> None:
@@ -242,20 +244,23 @@ class PipeTransport:
         """Send a request and return its answer. `headers` and `resumable` are ignored."""
         if self._failure is not None:
             raise self._gone()
-        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[request_id] = _Waiting()
         try:
             if (writing := self._out(message)) is not None:
                 await writing
-            outcome = await waiting
+            if waiting.outcome is None:
+                waiting.woken = asyncio.get_running_loop().create_future()
+                await waiting.woken
         finally:
             self._waiting.pop(request_id, None)
-            del waiting  # breaks the reference cycle of a cancelled future, its exception and this frame
-        if isinstance(outcome, Answer):
-            return outcome
+            waiting.woken = None  # breaks the reference cycle of a cancelled future, its exception and this frame
+        if isinstance(waiting.outcome, Answer):
+            return waiting.outcome
+        assert waiting.outcome is not None
         try:
-            raise outcome
+            raise waiting.outcome
         finally:
-            del outcome  # breaks the reference cycle between the exception and this frame
+            del waiting  # breaks the reference cycle between the exception and this frame
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response. `headers` are ignored."""
@@ -305,8 +310,8 @@ class PipeTransport:
         if self._failure is None:
             self._failure = failure
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(self._gone())
+            if waiting.outcome is None:
+                waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
         """Return a copy of the connection's failure, because each task must raise a separate exception."""
@@ -327,11 +332,30 @@ class PipeTransport:
         waiting = None if request_id is None else self._waiting.get(request_id)
         if request_id is None and is_error and len(self._waiting) == 1:
             waiting = next(iter(self._waiting.values()))
-        if waiting is None or waiting.done():
+        if waiting is None or waiting.outcome is not None:
             return False
         self._has_answered = True
-        waiting.set_result(outcome)
+        waiting.settle(outcome)
         return True
+
+
+class _Waiting:
+    """A request that is not answered yet.
+
+    `woken` is the future that the requesting task awaits. It is None while the request is being sent: a server in this
+    process may answer during that time, and then no future is needed.
+    """
+
+    __slots__ = ("outcome", "woken")
+
+    def __init__(self) -> None:
+        self.outcome: Answer | WeftError | None = None
+        self.woken: asyncio.Future[None] | None = None
+
+    def settle(self, outcome: Answer | WeftError) -> None:
+        self.outcome = outcome
+        if self.woken is not None and not self.woken.done():
+            self.woken.set_result(None)
 
 
 def ignore(*_: Any) -> None:
@@ -356,7 +380,9 @@ def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, Pr
         wire_log.debug("< %s", masked_body(data))
     frames: list[Frame] = []
     try:
-        parts = (data,) if data[:1] == b"{" else _split(data, bounds)
+        if data[:1] == b"{":  # the usual case, without a loop
+            return (decode(data, bounds),)
+        parts = _split(data, bounds)
     except ProtocolError as error:
         unreadable(data, error)
         return frames
