@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from weft.client.connection import transport as reading
 from weft.client.requests import subscriptions
 from weft.client.requests.cache import MemoryCacheStore, ResponseCache
 from weft.jsonrpc import values_in
-from weft.limits import DEFAULT_CLIENT_LIMITS
+from weft.limits import DEFAULT_CLIENT_LIMITS, Limits
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 MIB = 1024 * 1024
@@ -843,3 +844,18 @@ async def test_a_change_of_a_resource_with_an_endless_uri_is_not_kept(more: int)
     async with Client(FakePipe(handle)) as client, client.listen(uris=["file:///a"]) as listening:
         first: Any = await asyncio.wait_for(anext(listening), 5)
     assert first.uri == ("file:///a/b" if more else uri)
+
+
+@pytest.mark.security("D12")
+def test_an_answer_with_too_many_values_is_not_decoded_to_find_its_id() -> None:
+    answer = b'{"jsonrpc":"2.0","id":7,"result":[' + b"{}," * 500_000 + b"{}]}"
+    broken = b'{"jsonrpc":"2.0","id":7,"result":[NaN,' + b"{}," * 500_000 + b"{}]}"
+    many = b"[" + b"1," * 2_000_000 + b"1]"
+    tracemalloc.start()
+    try:
+        assert reading.read_invalid(answer) == (7, None)
+        assert reading.read_invalid(broken) == (None, None)
+        reading.decode_messages(many, Limits(json_values=10**9), lambda *_: None)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

@@ -394,6 +394,10 @@ def decode_messages(data: bytes, bounds: Limits, unreadable: Callable[[bytes, Pr
     return frames
 
 
+class _Object(msgspec.Struct, gc=False):
+    """Any JSON object. Its members are not decoded."""
+
+
 def _split(data: bytes, bounds: Limits) -> Sequence[bytes]:
     """Split a JSON array into its messages. Return data that is not an array unchanged, as the only item.
 
@@ -403,12 +407,12 @@ def _split(data: bytes, bounds: Limits) -> Sequence[bytes]:
         return (data,)
     check_bounds(data, bounds)
     try:
-        parts = msgspec.json.decode(data, type=list[msgspec.Raw])
+        # Count before decoding, because each item becomes an object. Items without a comma cannot be that many.
+        if data.count(b",") >= _MOST_MESSAGES and len(msgspec.json.decode(data, type=list[_Object])) > _MOST_MESSAGES:
+            raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
+        return [bytes(part) for part in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except (msgspec.DecodeError, RecursionError):
         return (data,)  # `decode` raises the error
-    if len(parts) > _MOST_MESSAGES:
-        raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
-    return [bytes(part) for part in parts]
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
@@ -453,6 +457,16 @@ def remote_error(raw: msgspec.Raw | UnsetType) -> RemoteError:
     return RemoteError(error.code, error.message, error.data)
 
 
+class _Members(msgspec.Struct):
+    """The members of an answer that may be invalid, not decoded yet. Other members are ignored."""
+
+    id: msgspec.Raw | UnsetType = UNSET
+    jsonrpc: msgspec.Raw | UnsetType = UNSET
+    method: msgspec.Raw | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
+
+
 def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
     """Return the request id and the error from an answer that may be invalid. Each is None if it cannot be found.
 
@@ -461,23 +475,38 @@ def read_invalid(data: bytes) -> tuple[RequestId | None, RemoteError | None]:
     >>> read_invalid(b'{"id": 7, "result": {}}'), read_invalid(b'{"id": 7, "level": "info"}'), read_invalid(b"Hello")
     ((7, None), (None, None), (None, None))
     """
-    try:  # Python's own decoder also accepts NaN, which many servers in Python send
+    try:
+        found = _read_members(data)
+    except (msgspec.DecodeError, RecursionError):
+        return _id_of_python(data), None
+    if found.method is not UNSET or (found.jsonrpc is UNSET and found.result is UNSET and found.error is UNSET):
+        return None, None
+    request_id = error = None
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        request_id = as_sent(msgspec.json.decode(b"null" if found.id is UNSET else found.id, type=RequestId | float))
+    if found.error is not UNSET:
+        with suppress(ProtocolError, InvalidAnswer, UnicodeDecodeError):
+            check_bounds(bytes(found.error))
+            error = remote_error(found.error)
+    return request_id, error
+
+
+_read_members = msgspec.json.Decoder(_Members).decode
+
+
+def _id_of_python(data: bytes) -> RequestId | None:
+    """Return the id of a short answer that has NaN or half a character, which many servers in Python send."""
+    if len(data) > _MOST_BYTES_OF_PYTHON:
+        return None
+    with suppress(ValueError, RecursionError):
         found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(found, dict):
-        return None, None
-    members = cast("dict[str, Any]", found)
-    if "method" in members or not members.keys() & {"jsonrpc", "result", "error"}:
-        return None, None
-    error = None
-    if "error" in members:
-        with suppress(ProtocolError, InvalidAnswer, UnicodeEncodeError):
-            raw = msgspec.Raw(json.dumps(members["error"], ensure_ascii=False).encode())
-            check_bounds(bytes(raw))
-            error = remote_error(raw)
-    id = members.get("id")
-    return as_sent(id) if isinstance(id, int | float | str) else None, error
+        if isinstance(found, dict) and "method" not in found and {"jsonrpc", "result", "error"} & found.keys():
+            id = cast("dict[str, Any]", found).get("id")
+            return as_sent(id) if type(id) in (int, float, str) else None
+    return None
+
+
+_MOST_BYTES_OF_PYTHON = 256 * 1024  # Python's decoder makes an object of each value, so it gets no larger answers
 
 
 _TURN = 128  # messages that are sent before other tasks of the event loop may run
