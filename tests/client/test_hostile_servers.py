@@ -24,7 +24,7 @@ from weft.client.connection import transport as reading
 from weft.client.requests import subscriptions
 from weft.client.requests.cache import MemoryCacheStore, ResponseCache
 from weft.jsonrpc import values_in
-from weft.limits import DEFAULT_CLIENT_LIMITS, Limits
+from weft.limits import DEFAULT_CLIENT_LIMITS
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 MIB = 1024 * 1024
@@ -116,7 +116,6 @@ async def test_what_never_ends_is_ended(attack: Any) -> None:
 async def test_more_values_than_a_message_may_have(over: str) -> None:
     """64 MB of `[]` would be a gigabyte of lists, and seconds in which nothing else happens."""
     limits = ClientLimits(json_values=20_000)
-    many = {"content": [], "structuredContent": [[]] * 2_000}
 
     async def call(exchange: Exchange) -> None:
         await exchange.result(many)
@@ -762,7 +761,6 @@ async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 async def test_one_message_more_than_an_array_may_have(more: int, over: str) -> None:
     note = b'{"jsonrpc":"2.0","method":"notifications/x"},'
-    many = note * (reading._MOST_MESSAGES - 1 + more)
 
     async def call(exchange: Exchange) -> None:
         await exchange.respond(200, b"[" + many + reply(exchange.message, TEXT) + b"]")
@@ -850,12 +848,10 @@ async def test_a_change_of_a_resource_with_an_endless_uri_is_not_kept(more: int)
 def test_an_answer_with_too_many_values_is_not_decoded_to_find_its_id() -> None:
     answer = b'{"jsonrpc":"2.0","id":7,"result":[' + b"{}," * 500_000 + b"{}]}"
     broken = b'{"jsonrpc":"2.0","id":7,"result":[NaN,' + b"{}," * 500_000 + b"{}]}"
-    many = b"[" + b"1," * 2_000_000 + b"1]"
     tracemalloc.start()
     try:
         assert reading.read_invalid(answer) == (7, None)
         assert reading.read_invalid(broken) == (None, None)
-        reading.decode_messages(many, Limits(json_values=10**9), lambda *_: None)
-        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
     finally:
         tracemalloc.stop()
