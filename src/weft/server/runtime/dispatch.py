@@ -538,13 +538,16 @@ def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], chec
     return partial(_step, middleware[0], chain) if middleware else chain
 
 
-async def _rechecked(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Run the handler of a call. Before that, check the call again if middleware may have changed its params."""
-    if call.params_seen:
-        spent = call.spends
-        check(call)
-        if call.spends is not None and spent is None:
-            await _spend(call, call.spends)
+def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result | Encoded]:
+    return _check_again(check, handler, call) if call.params_seen else handler(call)
+
+
+async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
+    """Check a call again and run its handler, because middleware may have changed the params of the call."""
+    spent = call.spends
+    check(call)
+    if call.spends is not None and spent is None:
+        await _spend(call, call.spends)
     result: Result | Encoded = await handler(call)
     return result
 
