@@ -14,6 +14,7 @@ from support.wire import encode
 from weft import CacheHint, Client, Context, Server
 from weft.errors import UsageError
 from weft.middleware import Next
+from weft.server.features.registry import Pages
 
 WRITER = "read write"
 
@@ -126,6 +127,30 @@ def test_pages_of_a_filtered_list(live: Live) -> None:
             cursor = {"cursor": result["nextCursor"]}
         assert names == ["who", "book", "t0", "t2", "t4"]
         assert reader.send("tools/list", {"cursor": "!"}).error["code"] == -32602
+
+
+@pytest.mark.parametrize("before", [[], ["write"]])
+def test_nobody_is_shown_what_a_thread_registers_during_a_list(
+    monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    server = Server("vault", auth=protect())
+    server.add_tool(lambda: "", name="first", scopes=before)
+    page = Pages.page
+
+    def slow(pages: Pages[Any], *given: Any, **options: Any) -> Any:  # a thread is quicker than this list
+        server.add_tool(lambda: "", name="late", scopes=["admin"], replace=True)
+        return page(pages, *given, **options)
+
+    with serve(server) as live:
+        with monkeypatch.context() as patched:
+            patched.setattr(Pages, "page", slow)
+            assert "late" not in Peer(live, "stateless", token_for(scope=WRITER)).names("tools/list", "tools")
+            server.remove_tool("late")
+            server.engine.tools.scopes = frozenset(before)  # as if nothing had been registered
+            Peer(live, "stateless", token_for(scope="read write admin")).names("tools/list", "tools")
+        assert Peer(live, "stateless", token_for(scope=WRITER)).names("tools/list", "tools") == ["first"]
+        admin = Peer(live, "stateless", token_for(scope="read write admin"))
+        assert admin.names("tools/list", "tools") == ["first", "late"]
 
 
 @pytest.mark.spec("AUTH-42")

@@ -14,7 +14,6 @@ import base64
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import count
 from operator import itemgetter
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, get_args
@@ -428,14 +427,20 @@ class Registry(Generic[F]):
     def _page(self, call: Call, pages: Pages[Any], build: _Build) -> Encoded:
         """Return one page of the features that the caller may see."""
         cursor = cast("PaginatedParams", call.envelope.params).cursor
-        view, sees = None, None
-        granted = _granted_to(call) if self.scopes else None
-        if granted is not None or self._hiding:
-            # Other scopes of the token and other capabilities of the client do not change the list.
-            useful = None if granted is None else granted & self.scopes
-            lacking = frozenset(need for need in self._hiding if not call.client_supports(need))
-            view, sees = (useful, lacking), partial(_is_visible, call)
-        return pages.page(cursor, build, call.seal, call.envelope.revision.version, view=view, sees=sees)
+        version, granted = call.envelope.revision.version, _granted_to(call)
+        if granted is None and not self._hiding:
+            return pages.page(cursor, build, call.seal, version)
+        # Other scopes of the token and other capabilities of the client do not change the list.
+        useful = None if granted is None else granted & self.scopes
+        lacking = frozenset(need for need in self._hiding if not call.client_supports(need))
+
+        def sees(item: Feature) -> bool:
+            # Use only the key of the view: a thread may have added a feature with other scopes since it was computed.
+            return (useful is None or useful.issuperset(item.scopes)) and not (
+                item.hide and not lacking.isdisjoint(item.needs)
+            )
+
+        return pages.page(cursor, build, call.seal, version, view=(useful, lacking), sees=sees)
 
     def _builder(self, result: Callable[..., Result], field: str, hint: CacheHint) -> _Build:
         """Return a function that creates the result for one page.
