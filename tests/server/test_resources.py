@@ -509,3 +509,18 @@ def test_what_is_said_of_a_resource_has_its_kind() -> None:
         Server("x").add_resource("a://b", "text", size="4")
     with pytest.raises(RegistrationError, match=r"Expected `str \| null`, got `int` - at `\$.title`"):
         Server("x").add_resource("a://b", "text", title=4)
+
+
+def test_a_thread_that_registers_a_resource_does_not_undo_the_needs_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server("x")
+
+    class NoNeeds(tuple[str, ...]):
+        __slots__ = ()
+
+        def __bool__(self) -> bool:  # another thread registers a resource just now
+            server.engine.resources.has_needs = True
+            return False
+
+    monkeypatch.setattr("weft.server.features.registry.check_needs", lambda *_: NoNeeds())
+    server.add_resource("a://b", "text")
+    assert server.engine.resources.has_needs

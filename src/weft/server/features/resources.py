@@ -266,7 +266,8 @@ class Resources(Registry[RegisteredResource]):
         """
         make = RegisteredTemplate if "{" in uri else RegisteredResource
         entry = make(uri, content, options, self._limits, self._cache_hint)
-        self.has_needs |= bool(entry.needs)
+        if entry.needs:  # Not `|=`, which could undo what another thread sets at the same time.
+            self.has_needs = True
         if isinstance(entry, RegisteredTemplate):
             self._warn_of_same(entry)
             self._add(self._templates, entry, replace=options.replace)
