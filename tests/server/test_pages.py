@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
+from weft.limits import Limits
 from weft.server.calls.changes import Change, Changes
 from weft.server.features.registry import CacheHint, Pages, check_definition
 from weft.types.features import ListToolsResult, Tool
@@ -82,6 +83,14 @@ def test_a_cursor_goes_on_where_its_item_was_when_that_is_gone() -> None:
 def test_a_cursor_of_one_worker_is_understood_by_another() -> None:
     assert page(filled(5), page(filled(5))[1]) == page(filled(5), page(filled(5))[1])
     assert page(filled(5), page(filled(5))[1])[0] == ["t2", "t3"]
+    other = filled(0)
+    for name in ("gone", "t0", "t1", "t2", "t3", "t4"):  # the same list, numbered otherwise
+        other.add(name, name)
+    other.remove("gone")
+    _, cursor = page(filled(5))
+    assert page(other, cursor)[0] == ["t2", "t3"]
+    _, cursor = page(other)
+    assert page(filled(5), cursor)[0] == ["t2", "t3"]
 
 
 @pytest.mark.spec("PAG-04")
@@ -94,6 +103,34 @@ def test_a_cursor_skips_nothing_when_its_item_went_and_came_again() -> None:
     assert page(pages, page(pages, cursor)[1])[0] == ["t4", "t1"]
 
 
+@pytest.mark.security("R12")
+def test_what_was_taken_out_is_remembered_up_to_a_limit() -> None:
+    pages = filled(1001)
+    for number in range(1001):
+        pages.remove(f"t{number}")
+    assert len(pages._removed) == 1000
+    assert "t0" not in pages._removed
+
+
+def test_the_longest_uri_fits_into_a_cursor() -> None:
+    pages: Pages[str] = Pages("resource templates", 1)
+    uri = "a://" + "x" * (Limits().uri_bytes - 4)
+    pages.add(uri, uri)
+    pages.add("next", "next")
+    assert page(pages, page(pages)[1])[0] == ["next"]
+
+
+def test_a_cursor_does_not_tell_whether_a_hidden_item_exists() -> None:
+    pages = filled(5)
+
+    def seen(name: str) -> bytes:
+        crafted = craft("tools", name, 0)
+        shown = pages.page(crafted, build, lambda result: result, "k", view="few", sees=lambda item: item != "t3")
+        return bytes(shown.body)
+
+    assert seen("t3") == seen("unknown") != seen("t2")
+
+
 def craft(*payload: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(payload).encode()).decode().rstrip("=")
 
@@ -101,8 +138,8 @@ def craft(*payload: object) -> str:
 @pytest.mark.spec("PAG-05")
 @pytest.mark.parametrize(
     "cursor",
-    ["", "x", "not base64!", "é", "====", craft("tools"), craft("tools", 1, 1), craft("tools", -1),
-     craft("tools", "1"), craft("prompts", 1), "A" * 20_000],
+    ["", "x", "not base64!", "é", "====", craft("tools"), craft("tools", 1, 1), craft("tools", "t1", -1),
+     craft("tools", "t1", "1"), craft("prompts", "t1", 1), "A" * 20_000],
 )  # fmt: skip
 def test_a_cursor_that_this_list_did_not_give_out_is_refused(cursor: str) -> None:
     with pytest.raises(InvalidParams, match="begin at the first page") as caught:
@@ -149,7 +186,7 @@ def test_the_cache_holds_no_more_than_the_list_for_a_few_keys() -> None:
     pages = filled(100, 10)
     for key in range(50):
         for name in range(100):
-            page(pages, craft("tools", name), str(key))
+            page(pages, craft("tools", f"t{name}", name), str(key))
     kept = pages._current().pages
     assert len(kept) == 8
     assert all(len(starts) <= 10 for starts in kept.values())

@@ -3,9 +3,10 @@
 This module checks definitions. It owns the order of each list, its pages and cursors, which features a caller may see,
 and how long clients may cache a list. Each page is encoded once. This module never calls the user's code.
 
-A cursor contains the serial number of the last item of a page. The next page begins with the first item that was added
-after that item. So items may be added or removed between two pages. A cursor is valid on every worker that adds the
-same features in the same order.
+A cursor contains the name and the serial number of the last item of a page. The next page begins after the item with
+this name. So items may be added or removed between two pages, and a cursor is valid on every worker that has the same
+features, even if their serial numbers differ. If the item was removed, or was removed and added again at the end, the
+next page begins after its old serial number.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from weft.types.lifecycle import PaginatedParams
 
 DEFAULT_PAGE_SIZE = 250
 
-_MAX_CURSOR = 128  # Maximum length of a cursor.
+_MAX_CURSOR = 16 * 1024  # Maximum length of a cursor: enough for the longest URI, escaped and in base64.
 _MAX_KEYS = 8  # Maximum number of protocol versions whose pages are cached.
 _MAX_VIEWS = 64  # Maximum number of filtered lists that are cached.
+_MAX_REMOVED = 1000  # Maximum number of removed items whose serial numbers are kept.
 _MOST_NAMED = 10  # Maximum number of names in the error for an unknown name.
 _NONE: frozenset[str] = frozenset()
 
@@ -179,9 +181,10 @@ class _Snapshot(Generic[T]):
     If the list changes while a page is being encoded, the page is cached in the old snapshot.
     """
 
-    def __init__(self, entries: list[tuple[int, T]]) -> None:
-        self.entries = entries  # Serial numbers and items.
-        self.items = [item for _, item in entries]
+    def __init__(self, entries: list[tuple[int, str, T]]) -> None:
+        self.entries = entries  # Serial numbers, names and items.
+        self.items = [item for _, _, item in entries]
+        self.serials = {name: serial for serial, name, _ in entries}
         self.pages: dict[Hashable, dict[int, Encoded]] = {}  # By protocol version, then by index of the first item.
         self.views: dict[Hashable, _Snapshot[T]] = {}  # Filtered lists.
 
@@ -192,7 +195,7 @@ class _Snapshot(Generic[T]):
         """
         seen = self.views.get(view)
         if seen is None:
-            seen = _Snapshot([entry for entry in self.entries if sees(entry[1])])
+            seen = _Snapshot([entry for entry in self.entries if sees(entry[2])])
             if len(self.views) < _MAX_VIEWS:
                 self.views[view] = seen
         return seen
@@ -216,6 +219,7 @@ class Pages(Generic[T]):
         self._page_size = page_size
         self._serials: dict[str, int] = {}  # By name.
         self._new_serials = count()
+        self._removed: dict[str, int] = {}  # Last serial numbers of removed items, for cursors with their names.
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self._snapshot: _Snapshot[T] | None = None
 
@@ -240,9 +244,14 @@ class Pages(Generic[T]):
     def remove(self, name: str) -> T | None:
         """Remove an item and return it; None if no item has this name."""
         with self._lock:
+            if name not in self.items:
+                return None
+            self._removed.pop(name, None)  # So that the name is the newest.
+            self._removed[name] = self._serials.pop(name)
+            if len(self._removed) > _MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
             self._snapshot = None
-            self._serials.pop(name, None)
-            return self.items.pop(name, None)
+            return self.items.pop(name)
 
     def page(
         self,
@@ -265,14 +274,14 @@ class Pages(Generic[T]):
         snapshot = self._current()
         if sees is not None:
             snapshot = snapshot.seen_by(view, sees)
-        start = 0 if cursor is None else bisect_right(snapshot.entries, self._read(cursor), key=itemgetter(0))
+        start = 0 if cursor is None else self._start(snapshot, cursor)
         # Only pages that begin at a multiple of the page size are cached. So the cache holds the list once per key,
         # whatever cursors a client sends.
         is_cached = start % self._page_size == 0 and (key in snapshot.pages or len(snapshot.pages) < _MAX_KEYS)
         kept = snapshot.pages.setdefault(key, {}) if is_cached else {}
         if start not in kept:
             end = start + self._page_size
-            following = self._cursor(snapshot.entries[end - 1][0]) if end < len(snapshot.items) else None
+            following = self._cursor(*snapshot.entries[end - 1][:2]) if end < len(snapshot.items) else None
             result = seal(build(snapshot.items[start:end], following))
             kept[start] = Encoded(result, msgspec.Raw(_encode(result)))
         return kept[start]
@@ -281,20 +290,27 @@ class Pages(Generic[T]):
         snapshot = self._snapshot
         if snapshot is None:
             with self._lock:
-                entries = [(self._serials[name], item) for name, item in self.items.items()]
+                entries = [(self._serials[name], name, item) for name, item in self.items.items()]
                 snapshot = self._snapshot = self._snapshot or _Snapshot(entries)
         return snapshot
 
-    def _cursor(self, serial: int) -> str:
-        return base64.urlsafe_b64encode(_encode((self._kind, serial))).decode().rstrip("=")
+    def _cursor(self, serial: int, name: str) -> str:
+        return base64.urlsafe_b64encode(_encode((self._kind, name, serial))).decode().rstrip("=")
 
-    def _read(self, cursor: str) -> int:
-        """Return the serial number in a cursor; raise InvalidParams if the cursor is not from this list."""
+    def _start(self, snapshot: _Snapshot[T], cursor: str) -> int:
+        """Return the index of the first item after a cursor."""
+        name, serial = self._read(cursor)
+        if self._removed.get(name) != serial:  # Another worker may have given the item another serial number.
+            serial = snapshot.serials.get(name, serial)
+        return bisect_right(snapshot.entries, serial, key=itemgetter(0))
+
+    def _read(self, cursor: str) -> tuple[str, int]:
+        """Return the name and the serial number in a cursor; raise InvalidParams if it is not from this list."""
         try:
             if len(cursor) > _MAX_CURSOR:
                 raise ValueError("too long")
             payload = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-            kind, serial = msgspec.json.decode(payload, type=tuple[str, int])
+            kind, name, serial = msgspec.json.decode(payload, type=tuple[str, str, int])
             if kind != self._kind or serial < 0:
                 raise ValueError("of another list")
         except ValueError:  # base64 and msgspec raise subclasses of it
@@ -302,7 +318,7 @@ class Pages(Generic[T]):
                 f"Invalid params: `cursor` is not from the list of {self._kind}. "
                 "Leave it out to begin at the first page."
             ) from None
-        return serial
+        return name, serial
 
 
 def _is_visible(call: Call, item: Feature) -> bool:
