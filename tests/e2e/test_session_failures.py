@@ -320,6 +320,17 @@ async def test_where_the_store_is_down_requests_are_refused_and_nothing_is_left(
     await eventually(lambda: len(peer.app.runtime.sessions) == 0)  # what is here of it has ended
 
 
+async def test_an_array_that_is_refused_has_begun_nothing(peer: AppPeer) -> None:
+    await peer.open(SESSION_2025_03_26.version, FORM)
+    part(peer, "bus").is_down = True
+    elsewhere = message("notifications/cancelled", {"requestId": "of another worker"})
+    refused = await (await peer.post([called("ask", 1), elsewhere])).head()
+    assert refused.status == 500
+    assert peer.app.runtime.sessions._local(peer.session).in_use == 0
+    part(peer, "bus").is_down = False
+    assert await is_at_rest(peer)
+
+
 async def test_what_another_worker_has_changed_is_read_when_the_store_is_back(peer: AppPeer) -> None:
     await peer.open()
     await (await peer.post(called("add", 1, a=1, b=1))).body()

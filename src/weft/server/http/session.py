@@ -328,13 +328,22 @@ class SessionExchange:
         self.era.check_version(headers)
         if not self.era.takes_batches(sender.peer):
             decode(body, self._runtime.limits)  # raises the error
-        messages = read_batch(body, self._runtime.limits)
-        size = sum(isinstance(one, bytes) or one.is_request for one in messages)  # the number of answers
+        answerable: list[Frame | bytes] = []  # started last: if a notification fails, no request is running
+        for one in read_batch(body, self._runtime.limits):
+            if isinstance(one, bytes) or one.is_request:
+                answerable.append(one)
+            else:
+                await self._receive(sender.session, one)
+        if not answerable:
+            await reply.accept()
+            return
         whole = self._reply(sender.session, reply)
         # If a request gets no answer, the response of the whole batch ends: it would wait forever.
-        part = partial(SharedStreamReply, whole.notify, Batch(whole, size).add, whole.release, whole.can_stream)
-        await self.serve_several(sender, messages, part)
-        await (self._wait_for_response(whole, None, None) if size else reply.accept())
+        part = partial(
+            SharedStreamReply, whole.notify, Batch(whole, len(answerable)).add, whole.release, whole.can_stream
+        )
+        await self.serve_several(sender, answerable, part)
+        await self._wait_for_response(whole, None, None)
 
     async def serve_several(
         self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[], Answering]
