@@ -69,6 +69,18 @@ async def test_what_nobody_can_ask_for_any_more_is_forgotten_though_nothing_is_w
     assert (streams._bytes, backend.log._logs) == (0, {})
 
 
+async def test_a_stream_that_has_expired_before_it_is_counted_holds_up_nobody() -> None:
+    """The clock passes a full second within `keep`, which then forgets the key before the stream is counted."""
+    _, streams = make(replay_seconds=0)
+    times = iter([100.9, 101.1])
+    streams._expiring._clock = lambda: next(times, 102.0)
+    await streams.append("s", "1", b"x")
+    assert list(streams._kept) == ["stream/s/1"]
+    assert not streams._expiring._until
+    await streams.append("s", "2", b"x")  # would loop forever
+    assert "stream/s/1" not in streams._kept
+
+
 async def test_an_entry_larger_than_all_may_be_is_kept_until_the_next() -> None:
     backend, streams = make(replay_bytes=100)
     await streams.append("s", "1", b"x" * 1000)

@@ -187,8 +187,8 @@ class Streams:
         This is `replay_events`, or fewer if the entries of this stream alone would have more than `replay_bytes`. Then
         the oldest entries are subtracted from the totals, and the log drops them.
         """
-        while self._kept and not self._expiring.is_kept(next(iter(self._kept))):
-            pass  # the oldest stream has expired, and `is_kept` has called `_discount`
+        while self._kept and not self._expiring.is_kept(oldest := next(iter(self._kept))):
+            self._discount(oldest)  # `keep` may have ended its own key, before the key was in `_kept`
         self._expiring.keep(key, self._limits.replay_seconds)
         kept = self._kept.get(key)
         if kept is None:
