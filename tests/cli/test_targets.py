@@ -142,6 +142,13 @@ def test_a_file_with_the_name_of_a_module_that_is_there_already(tmp_path: Path) 
     assert run_weft("run", "sub/json.py", cwd=tmp_path).returncode == 0
 
 
+def test_a_file_with_the_name_of_a_module_that_is_part_of_python(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"faulthandler.py": "import weft\nserver = weft.Server('s')\n@server.tool\ndef f() -> int: return 7"}
+    )
+    assert ask(tmp_path, "f", "{}", "faulthandler.py") == "7\n"
+
+
 def test_a_file_beside_a_package_of_its_name(folder: Path) -> None:
     write(folder, {"shop.py": "import weft\nserver = weft.Server('s')\n@server.tool\ndef f() -> int: return 7"})
     assert ask(folder, "f", "{}", "shop.py") == "7\n"

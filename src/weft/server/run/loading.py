@@ -190,9 +190,10 @@ def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
         raise StartError(f"{shown} is not a Python file: its name must end in '.py'.")
     sys.path.insert(0, str(path.parent))
     with _at_load(shown, str(path), arguments):
-        is_taken = path.stem in sys.modules or (path.with_suffix("") / "__init__.py").is_file()
-        if path.stem.isidentifier() and not is_taken:
-            return importlib.import_module(path.stem)
+        name = path.stem
+        is_taken = name in sys.modules or name in sys.builtin_module_names
+        if name.isidentifier() and not is_taken and not (path.with_suffix("") / "__init__.py").is_file():
+            return importlib.import_module(name)
         module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
