@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+import threading
 import types
 
 import pytest
@@ -120,6 +121,30 @@ async def test_many_programs_lose_nothing(tmp_path):
     storages = [FileStorage(path) for _ in range(8)]  # each has a lock of its own, as programs have
     await asyncio.gather(*(storage.put(f"{n} {m}", b"x") for m in range(6) for n, storage in enumerate(storages)))
     assert len(json.loads(path.read_text())) == 48
+
+
+async def test_a_cancelled_writer_keeps_other_programs_out_until_it_has_written(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    first, second = FileStorage(path), FileStorage(path)
+    is_writing, may_write = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def wait(descriptor):
+        if not is_writing.is_set():  # only the first writer
+            is_writing.set()
+            may_write.wait(30)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    cancelled = asyncio.create_task(first.put("a", b"x"))
+    await asyncio.to_thread(is_writing.wait, 30)
+    cancelled.cancel()
+    await asyncio.wait([cancelled], timeout=0.1)
+    other = asyncio.create_task(second.put("b", b"y"))
+    await asyncio.wait([other], timeout=0.2)
+    may_write.set()
+    await asyncio.wait_for(other, 30)
+    assert json.loads(path.read_text()) == {"a": "x", "b": "y"}
 
 
 async def test_where_there_are_no_locks_it_works_all_the_same(tmp_path, monkeypatch):

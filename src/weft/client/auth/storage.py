@@ -16,7 +16,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -94,18 +94,15 @@ class FileStorage:
 
         Raises AuthorizationFailed if another program holds the lock of the file for more than ten seconds.
         """
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = self._beside("lock")
-        async with _locked(lock, _LOCK_SECONDS) as is_free:
-            if not is_free:
-                what = f"The login cannot be stored: another program has locked {lock} for {_LOCK_SECONDS:g} s"
-                raise AuthorizationFailed(f"{what}. End that program, and try again.")
-            await asyncio.to_thread(self._change, key, None if value is None else value.decode())
+        await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
         """Lock a key until the `async with` block ends. If the lock is not free within 30 s, continue without it."""
-        async with _locked(self._beside(f"{_digest(key)[:12]}.lock"), _TURN_SECONDS):
+        with ExitStack() as stack:
+            for is_free in _attempts(self._beside(f"{_digest(key)[:12]}.lock"), _TURN_SECONDS, stack):
+                if not is_free:
+                    await asyncio.sleep(_LOOK_SECONDS)
             yield
 
     def _beside(self, suffix: str) -> Path:
@@ -129,7 +126,11 @@ class FileStorage:
             raise UsageError(f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`.")
 
     def _change(self, key: str, value: str | None) -> None:
-        with self._lock:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The lock is taken in this thread, because the thread goes on writing if the waiting task is cancelled.
+        with ExitStack() as stack:
+            self._wait_for_lock(stack)
+            stack.enter_context(self._lock)
             entries = self._read()  # another program may have changed the file
             if value is None:
                 entries.pop(key, None)
@@ -147,22 +148,29 @@ class FileStorage:
                 beside.unlink(missing_ok=True)
                 raise
 
+    def _wait_for_lock(self, stack: ExitStack) -> None:
+        lock, is_free = self._beside("lock"), True
+        for is_free in _attempts(lock, _LOCK_SECONDS, stack):
+            if not is_free:
+                time.sleep(_LOOK_SECONDS)
+        if not is_free:
+            what = f"The login cannot be stored: another program has locked {lock} for {_LOCK_SECONDS:g} s"
+            raise AuthorizationFailed(f"{what}. End that program, and try again.")
 
-@asynccontextmanager
-async def _locked(path: Path, seconds: float) -> AsyncGenerator[bool]:
-    """Lock a file until the `async with` block ends. Yield False if the lock did not become free within `seconds`.
 
-    On file systems without locks, yield True without locking the file.
+def _attempts(path: Path, seconds: float, stack: ExitStack) -> Generator[bool]:
+    """Try to lock a file, and keep the lock until `stack` is closed. Yield after each attempt whether it succeeded.
+
+    The attempts end when one succeeds, or after `seconds`. On file systems without locks, there are no attempts.
     """
-    is_free = True
-    with ExitStack() as stack:
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            stack.callback(os.close, descriptor)  # this releases the lock
-            end = time.monotonic() + seconds
-            while not (is_free := _lock(descriptor)) and time.monotonic() < end:  # noqa: ASYNC110 - a file lock can only be polled
-                await asyncio.sleep(_LOOK_SECONDS)
-        yield is_free
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        stack.callback(os.close, descriptor)  # this releases the lock
+        end = time.monotonic() + seconds
+        is_free = False
+        while not is_free and time.monotonic() < end:
+            is_free = _lock(descriptor)
+            yield is_free
 
 
 if sys.platform == "win32":
