@@ -8,6 +8,7 @@ import pytest
 
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
+from weft.auth import BearerToken
 from weft.client import StreamReopened, ToolsChanged
 from weft.client.requests.cache import authorization_partition, identify_login, unique_name
 
@@ -60,6 +61,21 @@ async def test_a_notification_that_is_refused_says_why() -> None:
     async with http_server(handle) as url, Client(url) as client:
         with pytest.raises(ConnectionFailed, match="check the token"):
             await client.notify("notifications/x")
+
+
+async def test_listening_does_not_hang_if_there_is_no_token_any_more() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.result(DISCOVERED)
+
+    def token() -> str:
+        return tokens.pop()
+
+    tokens = ["t"] * 100
+    async with http_server(handle) as url, Client(url, auth=BearerToken(token)) as client:
+        tokens.clear()
+        with pytest.raises(ConnectionFailed, match="IndexError") as caught:
+            await asyncio.wait_for(client.listen(tools=True).start(), 30)
+    assert isinstance(caught.value.__cause__, IndexError)
 
 
 async def test_a_function_for_notifications_may_be_async() -> None:

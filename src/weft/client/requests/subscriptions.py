@@ -337,6 +337,11 @@ class Listening:
             except WeftError as error:
                 self.end(error)
                 return
+            except Exception as error:
+                failure = ConnectionFailed(f"The stream of {link.transport.where} failed: {type(error).__name__}.")
+                failure.__cause__ = error
+                self.end(failure)
+                raise
             else:
                 self.end(None)  # a result means that the server has ended the stream
                 return
