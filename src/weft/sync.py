@@ -104,8 +104,11 @@ class _LoopThread:
             self._thread.join(_END_SECONDS)
 
     def _main(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels all tasks at its end
-            runner.run(self._wait())
+        try:  # not with asyncio.Runner, because it waits for threads of the loop that hang
+            self._loop.run_until_complete(self._wait())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
 
     async def _wait(self) -> None:
         await self._stop.wait()
@@ -114,6 +117,10 @@ class _LoopThread:
         with self._lock:
             self.is_over = True
         await asyncio.sleep(0)  # lets coroutines start that were given to the loop at the last moment
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 def _result(future: Future[R]) -> R:

@@ -255,6 +255,22 @@ def test_closing_while_another_thread_waits(command):
     assert threads() == []
 
 
+def test_closing_does_not_wait_for_threads_that_hang(command):
+    tasks, may_end = [], threading.Event()
+
+    async def hang():
+        tasks.append(asyncio.create_task(asyncio.to_thread(may_end.wait, 60)))
+        await asyncio.sleep(0)
+
+    client = weft.sync.Client(command)
+    client.connect()
+    client._wait_for(hang())
+    client.close()
+    assert threads() == []
+    assert tasks[0].cancelled()
+    may_end.set()
+
+
 async def test_within_a_running_loop(command):
     """As in a notebook: the loop stands still meanwhile, and it works."""
     assert asyncio.get_running_loop().is_running()
