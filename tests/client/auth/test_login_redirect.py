@@ -121,6 +121,17 @@ async def test_nobody_comes():
             await listener.visit(PAGE, "s1")
 
 
+async def test_a_silent_connection_is_closed_without_a_traceback():
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with LoopbackRedirect().listening([]) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(listener.uri).port)
+        await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
+    assert failures == []
+
+
 @pytest.mark.parametrize("browser", [lambda _: False, lambda _: (_ for _ in ()).throw(OSError("none"))])
 async def test_without_a_browser_the_person_is_told_where_to_go(browser):
     told = []

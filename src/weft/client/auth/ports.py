@@ -413,7 +413,7 @@ class LoopbackRedirect:
         reason: str | None = None
         for port in [self.port] if self.port else [*usual[:1], 0]:
             try:
-                return await asyncio.start_server(listener.serve, "127.0.0.1", port, limit=_HEAD_BYTES)
+                return await asyncio.start_server(listener.connected, "127.0.0.1", port, limit=_HEAD_BYTES)
             except OSError as error:
                 reason = error.strerror
         what = f"The login cannot listen for the browser on port {self.port}: {reason}"
@@ -464,12 +464,14 @@ class _BrowserListener:
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._answer.cancel()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read one request from a connection of the browser, and send the response."""
-        task = asyncio.current_task()
-        assert task is not None
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection of the browser in a new task."""
+        task = asyncio.create_task(self._serve(reader, writer))  # asyncio would log a traceback if it is cancelled
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read one request from a connection of the browser, and send the response."""
         try:
             async with asyncio.timeout(_HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
