@@ -1,6 +1,7 @@
 """Logging in by other ways than straight to the server: through a proxy, over the transport of the first revision."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from test_login_client import Guarded
 from support import serve
 from support.fakes import Exchange, http_server, initialized, reply, sse
 from support.logging_in import Browser, hidden_fields
-from weft import AuthorizationFailed, Client, ClientLimits, Context, Http, Server
+from weft import AuthorizationFailed, Client, ClientLimits, ConnectionFailed, Context, Http, Server
 from weft.auth import OAuth, TokenInfo
 from weft.authorization import AuthorizationServer
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
@@ -212,6 +213,17 @@ async def test_a_stream_that_is_refused_all_the_same() -> None:
         with pytest.raises(
             AuthorizationFailed, match=r"HTTP status 401 \(empty\): it wants authorization: .* check the token"
         ):
+            async with Client(url, auth=Slow(gives_up=True)):
+                pass
+
+
+async def test_a_stream_that_is_refused_with_an_error_of_the_protocol() -> None:
+    async def handle(exchange: Exchange) -> None:
+        error = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "no"}}
+        await (exchange.respond(403, json.dumps(error).encode()) if exchange.method == "GET" else exchange.respond(405))
+
+    async with http_server(handle) as url:
+        with pytest.raises(ConnectionFailed, match=r"HTTP 403; check the token and its scopes"):
             async with Client(url, auth=Slow(gives_up=True)):
                 pass
 

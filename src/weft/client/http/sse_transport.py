@@ -15,7 +15,7 @@ from weft.client.connection.negotiate import explained
 from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused
 from weft.client.http.transport import AuthorizedWire, fallen_silent, read_events, read_refusal
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
-from weft.errors import ConnectionFailed, InvalidAnswer
+from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
 
@@ -73,7 +73,10 @@ class SseTransport(PipeTransport):
             if reply.status == 401:
                 raise await read_refusal(reply, self.where, self.limits.connect_seconds)
         except Refused as refused:
-            raise explained(refused) from None
+            failure = explained(refused)
+            if not isinstance(failure, AuthorizationFailed):
+                failure = ConnectionFailed(f"HTTP {refused.status}; check the token and its scopes")
+            raise failure from None
         if not is_event_stream(reply):
             raise ConnectionFailed(f"HTTP {reply.status} without a stream of events")
         named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
