@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import sys
@@ -14,7 +15,7 @@ import pytest
 from support import serve
 from weft import Context, Server
 from weft.auth import ResourceServer, StaticTokens, TokenInfo
-from weft.cli import main
+from weft.cli import calling, main
 
 TOKEN = "token-of-ann"
 
@@ -238,6 +239,18 @@ def test_what_came_before_a_connection_is_lost_is_shown(tmp_path, capsys) -> Non
     told = capsys.readouterr()
     assert told.out == "tools:\n  add\n"
     assert "weft: " in told.err
+
+
+def test_a_list_is_printed_after_the_timeout_has_ended(tmp_path, capsys, monkeypatch) -> None:
+    def show(text: str, *args: Any) -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):  # so that a slow reader holds up nothing
+            asyncio.get_running_loop()
+        show_line(text, *args)
+
+    show_line = calling.show_line
+    monkeypatch.setattr(calling, "show_line", show)
+    assert main(["list", "--stdio", refusing(tmp_path)]) == 0
+    assert "tools:\n  add\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("blob", ["a", 5, "ä"])

@@ -317,33 +317,38 @@ def prompt(peer: RemoteServer, parsed: Namespace) -> int:
 
 def list_all(peer: RemoteServer, _parsed: Namespace) -> int:
     """Print the tools, resources and prompts of a server. Return 1 if the server refused one of the lists, else 0."""
-    is_empty, code = True, 0
+    found: list[list[Any] | CallFailed] = []  # in the order of `_LISTS`; the items, or why there are none
 
-    async def show_lists(client: Client) -> None:
-        nonlocal is_empty, code
-        for title, capability, method, key, describe in _LISTS:
-            if getattr(client.server_capabilities, capability) is None:
-                continue
+    async def fetch_lists(client: Client) -> None:
+        for _, capability, method, key, _ in _LISTS:
+            is_offered = getattr(client.server_capabilities, capability) is not None
             try:
-                items = _objects(msgspec.to_builtins(await peer.fetch_list(client, method, key)))
+                found.append(msgspec.to_builtins(await peer.fetch_list(client, method, key)) if is_offered else [])
             except (errors.RemoteError, errors.InvalidAnswer) as error:
-                show_failure(str(peer.failure(error)))
-                is_empty, code = False, 1
-                continue
-            if items:
-                print(f"{title}:")
-                is_empty = False
-            for item in filter(None, items):
-                name = item.get("uriTemplate") or item.get("uri") or item.get("name")
-                about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
-                show_line(f"  {name}" + (f"  {about}" if about else ""))
-                if describe is not None and (arguments := describe(item)):
-                    show_line(f"    {arguments}")
+                found.append(peer.failure(error))
 
-    peer.run("the lists", show_lists)
-    if is_empty:
+    try:
+        peer.run("the lists", fetch_lists)
+    finally:  # print what was fetched, but not within the timeout, because the reader of the output may be slow
+        for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
+            _show_list(title, items, describe)
+    if not any(found):
         show_line(f"{peer.where} has no tools, resources or prompts.", sys.stderr)
-    return code
+    return 1 if any(isinstance(items, CallFailed) for items in found) else 0
+
+
+def _show_list(title: str, items: list[Any] | CallFailed, describe: Callable[[Mapping[str, Any]], str] | None) -> None:
+    if isinstance(items, CallFailed):
+        show_failure(str(items))
+        return
+    if items:
+        print(f"{title}:")
+    for item in filter(None, _objects(items)):
+        name = item.get("uriTemplate") or item.get("uri") or item.get("name")
+        about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
+        show_line(f"  {name}" + (f"  {about}" if about else ""))
+        if describe is not None and (arguments := describe(item)):
+            show_line(f"    {arguments}")
 
 
 COMMANDS = {"call": call, "list": list_all, "read": read, "prompt": prompt}
