@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import json
@@ -551,7 +552,15 @@ async def test_async_functions_of_all_kinds():
 
 @pytest.mark.security("R1")
 @pytest.mark.parametrize(
-    "error", [ValueError("s3cret"), SystemExit(3), KeyboardInterrupt(), StopIteration(1), BaseException("s3cret")]
+    "error",
+    [
+        ValueError("s3cret"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopIteration(1),
+        concurrent.futures.CancelledError(),
+        BaseException("s3cret"),
+    ],
 )
 async def test_what_a_function_raises_is_masked_and_logged(error, caplog):
     def fail(_):

@@ -18,7 +18,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -362,7 +362,7 @@ class Functions:
             try:
                 settle = partial(answer.set_result, context.run(function, *args))
             except BaseException as error:  # noqa: BLE001 - passed to the event loop, where it is logged
-                can_pass = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                can_pass = isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError)
                 settle = partial(answer.set_exception, error if can_pass else RuntimeError(f"raised {error!r}"))
             self._room.release()
             settle()
