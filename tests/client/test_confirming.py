@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from support.fakes import DISCOVERED, FakePipe
 from weft import Client, Context, Server, sync
-from weft.client import CallDeclined
+from weft.client import CallDeclined, callbacks
 from weft.client.config import Command, read_config
-from weft.client.handlers import ToolCall, command_question
+from weft.client.handlers import ServerRequestHandlers, ToolCall, command_question
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -70,6 +71,24 @@ async def test_what_is_no_plain_yes_sends_nothing(answer: Any, caplog: pytest.Lo
 
 
 @pytest.mark.spec("TOOL-18")
+async def test_questions_that_hang_hold_up_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def elicit(_: Any) -> None:
+        begun.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(callbacks, "_MAX_THREADS", 1)
+    handlers = ServerRequestHandlers(elicit=elicit, confirm=lambda _: True)
+    question = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
+    asked = asyncio.create_task(handlers.answer("elicitation/create", question))
+    await asyncio.to_thread(begun.wait, 30)
+    assert handlers.confirm is not None
+    assert await handlers.agreed(handlers.confirm, "transfer", {"amount": 5}) == {"amount": 5}
+    may_end.set()
+    await asyncio.wait([asked])
+
+
 async def test_a_confirmation_that_fails_is_none() -> None:
     server = serve()
 

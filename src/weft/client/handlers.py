@@ -115,6 +115,7 @@ class ServerRequestHandlers:
         self._logs = queue_for(self.log, _MAX_LOGS, "on_log(message)")
         self._seldom = Seldom(_log)  # rate-limited, because the server can cause these log lines at will
         self._call = Functions().call
+        self._call_confirm = Functions().call  # has its own threads, so that hanging questions do not stop calls
         self._allowance = Allowance(self.limits.asks_per_minute, 60.0)
         self._answers: dict[str, Callable[[Any], Awaitable[dict[str, Any]]]] = {}  # by method
         self.capabilities = ClientCapabilities()  # for both eras; each era sends only the capabilities that it has
@@ -177,7 +178,7 @@ class ServerRequestHandlers:
         tool, even if the server marks the tool as harmless. Raises CallDeclined unless `confirm` returns True.
         """
         as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
-        if await self._call(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
+        if await self._call_confirm(confirm, ToolCall(name, msgspec.json.decode(as_sent), self.server)) is not True:
             _log.info("The call of the tool %r of %s was declined.", name, self.server)
             raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
         _log.info("The call of the tool %r of %s was confirmed.", name, self.server)
