@@ -451,6 +451,20 @@ def test_a_mirrored_argument_may_have_an_alias_and_its_neighbour_several() -> No
     assert [mirror.path for mirror in find_mirrors(schema)] == [("place", "Zone")]
 
 
+@pytest.mark.security("R8")
+def test_a_mirrored_argument_may_have_the_name_of_a_field_elsewhere_that_has_several() -> None:
+    class Elsewhere(BaseModel):
+        model_config = ConfigDict(populate_by_name=True)
+        spot: str = Field(validation_alias=AliasChoices("spot", "zone"))
+        other: str = Field(alias="place")
+
+    def move(zone, place, other): ...
+
+    move.__annotations__ = {"zone": Annotated[str, MirroredHeader("Region")], "place": Strict, "other": Elsewhere}
+    schema = read_signature(move).input_schema
+    assert [mirror.path for mirror in find_mirrors(schema)] == [("zone",), ("place", "Zone")]
+
+
 class Inner(BaseModel):
     size: int = 0
 

@@ -142,9 +142,9 @@ class _Fields:
             mirrors = find_mirrors(schema)
         except ValueError:  # Reported when the tool is registered.
             return
-        several = _loose_names(core) if mirrors else set[str]()
         for mirror in mirrors:
-            for loose in several.intersection(mirror.path):
+            loose = _loose_name(core, mirror.path)
+            if loose is not None:
                 raise self.refuse(
                     f"{'.'.join(mirror.path)!r} is repeated in the header {mirror.header}, but {loose!r} may be sent "
                     "by several names.",
@@ -190,32 +190,42 @@ def _outer_name(name: str, field: Any) -> str:
     return alias if isinstance(alias, str) else name
 
 
-def _loose_names(core: Any) -> set[str]:
-    """Return the names and aliases of all fields that clients may send under several names.
+def _loose_name(core: Any, path: Sequence[str]) -> str | None:
+    """Return the first name on `path` that clients may replace by another name, such as an alias; None if none.
 
-    These are the fields with several aliases. If any model accepts the field's own name besides its alias, the fields
-    with one alias are included too.
+    `path` leads from the arguments to a field in nested models.
     """
-    loose: set[str] = set()  # Names of fields with several aliases.
-    aliased: set[str] = set()  # Names of fields with one alias.
-    configs: list[Mapping[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for name in path:
+        by_name = _takes_names(core)
+        while core["type"] not in _HOLDERS:
+            definitions |= {each["ref"]: each for each in core.get("definitions", ())}
+            core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
+            if core is None:  # A type without fields.
+                return None
+            by_name = by_name or _takes_names(core)
+        core = _only_field(core, name, by_name=by_name)
+        if core is None:
+            return name
+    return None
 
-    def look(schema: dict[str, Any]) -> dict[str, Any]:
-        configs.append(schema.get("config") or {})
-        if schema["type"] in _HOLDERS:
-            fields: Any = schema["fields"]
-            for own, field in [(one["name"], one) for one in fields] if is_array(fields) else fields.items():
-                alias: Any = field.get("validation_alias", own)
-                if not isinstance(alias, str):  # A path of names and indices, or several such paths.
-                    paths = alias if is_array(alias[0]) else [alias]
-                    loose.update([own, *(part for path in paths for part in path if isinstance(part, str))])
-                elif alias != own:
-                    aliased.update([own, alias])
-        return schema
 
-    with_each(core, look)
-    takes_names = any(one.get("validate_by_name") or one.get("populate_by_name") for one in configs)
-    return loose | aliased if takes_names else loose
+def _takes_names(core: Any) -> bool:
+    config: Any = core.get("config") or {}
+    return bool(config.get("validate_by_name") or config.get("populate_by_name"))
+
+
+def _only_field(core: Any, name: str, *, by_name: bool) -> Any:
+    """Return the schema of the field that clients send as `name`; None if they may send it under other names too.
+
+    If `by_name` is True, clients may send each field under its own name, besides its alias.
+    """
+    fields: Any = core["fields"]
+    for own, field in [(one["name"], one) for one in fields] if is_array(fields) else fields.items():
+        alias = field.get("validation_alias", own)
+        if alias == name and (alias == own or not by_name):
+            return field["schema"]
+    return None
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
