@@ -861,6 +861,18 @@ async def test_a_client_that_writes_into_our_output_is_not_gone() -> None:
     os.close(ours)
 
 
+async def test_two_writers_to_one_pipe_both_notice_that_the_reader_goes() -> None:
+    theirs, ours = os.pipe()
+    first, second = asyncio.Event(), asyncio.Event()
+    writers = [LineWriter(ours, first.set), LineWriter(ours, second.set)]
+    writers[0].release()
+    os.close(theirs)
+    await asyncio.wait_for(second.wait(), 5)
+    assert not first.is_set()
+    writers[1].release()
+    os.close(ours)
+
+
 async def test_other_pipes_than_the_process_own_can_be_served() -> None:
     from weft import Server
     from weft.server.stdio.stdio import serve_stdio

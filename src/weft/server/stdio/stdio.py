@@ -298,21 +298,24 @@ class LineWriter:
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # set when the thread has written everything
-        self._watches = self._watch()  # whether the event loop watches the descriptor
+        self._watched_fd = self._watch()
 
-    def _watch(self) -> bool:
-        """Make the event loop notice when the client closes its end of the pipe. Return False if this is not possible.
+    def _watch(self) -> int | None:
+        """Let the event loop watch a duplicate of the descriptor. Return the duplicate; None if this is not possible.
 
-        When the client has closed its end, the event loop reports the descriptor as readable.
+        When the client has closed its end, the event loop reports the duplicate as readable. An event loop has only one
+        reader for each descriptor, and other code may watch the descriptor itself.
         """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return False
+            return None
+        fd = os.dup(self._fd)
         try:
-            self._loop.add_reader(self._fd, self._look)
+            self._loop.add_reader(fd, self._look)
         except (NotImplementedError, OSError):
-            return False
-        return True
+            os.close(fd)
+            return None
+        return fd
 
     def _look(self) -> None:
         self._stop_watching()  # also if the client has written to our stdout, which is ignored
@@ -320,9 +323,10 @@ class LineWriter:
             self._broken()
 
     def _stop_watching(self) -> None:
-        if self._watches:
-            self._watches = False
-            self._loop.remove_reader(self._fd)
+        fd, self._watched_fd = self._watched_fd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
 
     def send(self, line: bytes) -> None:
         """Add one line to the output. It is written in the next iteration of the event loop, or by `flush`."""
