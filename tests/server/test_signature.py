@@ -465,6 +465,22 @@ def test_a_mirrored_argument_may_have_the_name_of_a_field_elsewhere_that_has_sev
     assert [mirror.path for mirror in find_mirrors(schema)] == [("zone",), ("place", "Zone")]
 
 
+def test_a_field_may_be_called_ref() -> None:
+    class Target(BaseModel):
+        x: int
+
+    class Pointer(BaseModel):
+        ref: Target = Field(alias="$ref")
+        name: str
+
+    def follow(pointer): ...
+
+    follow.__annotations__ = {"pointer": Pointer}
+    shown = read_signature(follow).input_schema["properties"]["pointer"]["properties"]
+    assert list(shown) == ["$ref", "name"]
+    assert shown["$ref"]["properties"] == {"x": {"type": "integer"}}
+
+
 class Inner(BaseModel):
     size: int = 0
 

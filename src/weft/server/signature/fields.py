@@ -395,6 +395,12 @@ def _reachable(node: Any, definitions: Mapping[str, Any]) -> set[str]:
     return reached
 
 
+def _target(node: Mapping[str, Any]) -> str:
+    """Return the name of the definition to which the `$ref` of a schema refers, or ""."""
+    reference = node.get("$ref")  # An object if `node` has the properties of a type, and one has this name.
+    return reference.removeprefix(_DEFS) if isinstance(reference, str) and reference.startswith(_DEFS) else ""
+
+
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
     """Count the parts of a schema as if the definitions in `placeable` were inlined. Stop counting at `most`.
 
@@ -403,7 +409,8 @@ def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
     children: list[Any] = []
     if is_object(node):
         children = [value for key, value in node.items() if key != "$defs"]
-        children += [placeable.get(name) for _, name in _references(node.get("$ref"))]
+        if target := _target(node):
+            children.append(placeable.get(target))
     elif is_array(node):
         children = list(node)
     count = 1
@@ -419,10 +426,10 @@ def _place(node: Any, definitions: Mapping[str, Any]) -> Any:
         return [_place(child, definitions) for child in node]
     if not is_object(node):
         return node
-    for _, name in _references(node.get("$ref")):
-        if name in definitions:
-            beside = {key: value for key, value in node.items() if key != "$ref"}
-            return _place({**definitions[name], **beside}, definitions)
+    target = _target(node)
+    if target in definitions:
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        return _place({**definitions[target], **beside}, definitions)
     return {key: _place(value, definitions) for key, value in node.items()}
 
 
