@@ -10,6 +10,7 @@ import pytest
 
 from support import encode, message
 from weft import Context, Server
+from weft.server.calls.connection import Connection
 
 Lines = list[dict[str, Any]]
 
@@ -78,5 +79,24 @@ async def test_the_cancellation_of_an_unknown_request_is_nothing_to_speak_of(cap
     pipe.send(encode(message("tools/list", id=1)))
     await asyncio.sleep(0.02)
     assert ([one["id"] for one in got], caplog.text) == ([1], "")
+    await pipe.close()
+    await server.stop()
+
+
+async def test_a_client_without_a_session_is_asked_nothing() -> None:
+    server, got, changed = Server("x", eras=["stateless"]), Lines(), []
+
+    @server.on_roots_changed
+    async def note(connection: Connection) -> None:
+        changed.append(connection)
+
+    await server.engine.lifespan.start()
+    pipe = server.pipe(lambda line: got.append(json.loads(line)))
+    pipe.send(encode({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
+    pipe.send(encode({"jsonrpc": "2.0", "id": "s-1", "result": {}}))
+    pipe.send(b"[]")
+    pipe.send(encode(message("tools/list", id=1)))
+    await asyncio.sleep(0.02)
+    assert ([one.get("id") for one in got], changed) == ([None, 1], [])
     await pipe.close()
     await server.stop()

@@ -100,7 +100,9 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
-        self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
+        self._session: PipeSession | None = None  # None if no era with sessions is served
+        if any(era.remembers for era in runtime.eras):
+            self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     async def warm_up(self) -> None:
         """Create a spare task, so that the first request starts at once, like all later requests.
@@ -144,7 +146,8 @@ class Pipe:
     async def close(self) -> None:
         """Close the session, and cancel the spare task."""
         await self._starter.close()
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
 
     def receive(self, line: Line) -> None:
         """Serve one line from the client; None stands for a line that was too long.
@@ -157,7 +160,7 @@ class Pipe:
                 raise ParseError(f"Parse error: a line has at most {self._limits.line_bytes} bytes.")
             if not line or line.isspace():
                 return
-            if line[0] != _BRACE and self._session.takes_batch(line):
+            if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
                 frames = read_batch(line, self._limits)
             else:
                 frames = [decode(line, self._limits)]
@@ -170,7 +173,7 @@ class Pipe:
                     self._serve_request(frame)
                 elif frame.method == "notifications/cancelled":
                     self._cancel(frame)
-                else:
+                elif self._session is not None:
                     self._session.take(frame)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
