@@ -12,6 +12,7 @@ from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called
 from weft import Context, Limits, Server
 from weft.backends.memory import MemoryBackend
 from weft.protocol.revisions import SESSION_REVISIONS as REVISIONS
+from weft.server.sessions import sessions
 
 
 def make_worker(backend: Any, **limits: Any) -> Server:
@@ -112,6 +113,19 @@ async def test_a_question_asked_at_one_worker_is_answered_at_the_other(pair: Pai
     question = await asking.question()
     assert (await there.post(accept(question, "yes"))).status == 202
     assert await asking.text() == "Tea? yes"
+
+
+async def test_only_an_answer_for_another_worker_is_passed_on(pair: Pair) -> None:
+    here, there = pair
+    heard: list[bytes] = []
+    leave = await here.app.runtime.backend.bus.subscribe(sessions._TOPIC, heard.append)
+    own = here.app.runtime.sessions._worker
+    for stray in (7, "", "-1", f"{own}-99", None):
+        assert (await here.post({"jsonrpc": "2.0", "id": stray, "result": {}})).status in {202, 400}
+    assert heard == []
+    assert (await here.post(answer_to({"id": f"{there.app.runtime.sessions._worker}-99"}, {}))).status == 202
+    assert len(heard) == 1
+    await leave()
 
 
 async def test_the_stream_at_one_worker_has_what_the_other_says(pair: Pair) -> None:

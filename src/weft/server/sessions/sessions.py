@@ -190,7 +190,10 @@ class Sessions:
 
     async def answered(self, session: Session, frame: Frame) -> None:
         """Handle a response of the client. If another worker has sent the request, pass the response to all workers."""
-        if not session.outstanding.answered(frame):
+        worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
+        if worker == self._worker:
+            session.outstanding.answered(frame)
+        elif worker:
             await self._publish(session, frame)
 
     async def notified(self, session: Session, frame: Frame) -> None:
