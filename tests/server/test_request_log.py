@@ -25,6 +25,7 @@ from weft.server.http.app import HttpApp
 from weft.server.run.running import set_up_logging
 from weft.server.runtime.dispatch import Dispatcher
 from weft.server.runtime.request_log import LoggedDispatcher
+from weft.server.stdio.pipe import _LoggedWriter
 from weft.types.base import EmptyResult, Result
 from weft.types.lifecycle import RequestParams
 
@@ -313,6 +314,24 @@ async def test_the_wire_of_a_pipe(lines: Any, caplog: pytest.LogCaptureFixture) 
     said = lines.now()
     assert [line for line in said if line.startswith("< {") and '"method":"tools/call"' in line]
     assert [line for line in said if line.startswith("> {") and '"structuredContent":3' in line]
+
+
+def test_lines_are_written_together_also_if_they_are_logged() -> None:
+    sent: list[tuple[str, bytes]] = []
+
+    class Writer:
+        def send(self, line: bytes) -> None:
+            sent.append(("soon", line))
+
+        def send_now(self, line: bytes) -> None:
+            sent.append(("now", line))
+
+        async def drained(self) -> None: ...
+
+    writer = _LoggedWriter(Writer())
+    writer.send(b"1")
+    writer.send_now(b"2")
+    assert sent == [("soon", b"1"), ("now", b"2")]
 
 
 # As a person sees it.

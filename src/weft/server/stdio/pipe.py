@@ -346,11 +346,13 @@ class _LoggedWriter:
         self._writer = writer
         self.drained = writer.drained
 
+    def send(self, line: bytes) -> None:
+        wire.debug("> %s", masked_body(line.strip()))
+        self._writer.send(line)
+
     def send_now(self, line: bytes) -> None:
         wire.debug("> %s", masked_body(line.strip()))
         self._writer.send_now(line)
-
-    send = send_now
 
 
 class _MemoryWriter:
