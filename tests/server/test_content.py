@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import mimetypes
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from support import ask
 from weft import Server
 from weft.errors import UsageError
 from weft.server.diagnostics import Unserialisable
-from weft.server.features.content import Audio, File, Image, is_text, to_blocks
+from weft.server.features.content import Audio, File, Image, guess_mime_type, is_text, to_blocks
 from weft.server.signature.output import to_json_text
 from weft.types.features import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
@@ -68,6 +69,12 @@ def test_the_type_is_taken_from_what_is_said_then_from_the_name_then_from_the_da
     other = tmp_path / "a.bin"
     other.write_bytes(PNG)
     assert Image(other).mime_type == "image/png"
+
+
+def test_the_table_of_types_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert guess_mime_type(Path("a.css"), b"", "") == "text/css"
+    monkeypatch.delattr(mimetypes, "MimeTypes")
+    assert guess_mime_type(Path("a.html"), b"", "") == "text/html"
 
 
 def test_a_type_that_stays_unclear_or_does_not_fit_is_refused() -> None:

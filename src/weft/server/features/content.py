@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import os
 import re
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from weft.errors import UsageError
 from weft.protocol.names import check_uri
@@ -21,6 +22,9 @@ from weft.types.features import (
     ResourceLink,
     TextContent,
 )
+
+if TYPE_CHECKING:
+    from mimetypes import MimeTypes
 
 BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
@@ -229,10 +233,9 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
     if path is not None:
         import mimetypes  # Reads the system's tables of MIME types.
 
-        built_in = mimetypes.MimeTypes()  # Without the system's tables: common types are the same on every machine.
         named = (
             _BY_SUFFIX.get(path.suffix.lower())
-            or built_in.guess_type(path.name)[0]
+            or _built_in_types().guess_type(path.name)[0]
             or mimetypes.guess_type(path.name, strict=False)[0]
         )
         if named is not None and named.startswith(family):
@@ -247,6 +250,14 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
     except UnicodeDecodeError:
         is_plain = False
     return "text/plain" if is_plain else "application/octet-stream"
+
+
+@cache
+def _built_in_types() -> MimeTypes:
+    """Return Python's own table of MIME types. With it, common types are the same on every machine."""
+    import mimetypes
+
+    return mimetypes.MimeTypes()
 
 
 def check_mime_type(mime_type: str, what: str) -> None:
