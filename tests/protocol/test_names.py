@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import time
 import timeit
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -191,6 +194,26 @@ def test_the_search_for_the_closest_name_is_quick(length: int, unit: str) -> Non
             min(timeit.repeat(lambda name=name: closest(name, names), timer=time.process_time, number=1, repeat=5))
             < 0.012
         )
+
+
+@pytest.mark.security("R7")
+def test_long_names_are_not_compared_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: [])
+    names = [f"{'x' * 62}{number:04}{'y' * 62}" for number in range(100)]
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        closest(f"{'x' * 62}zzzz{'y' * 62}", names)
+    finally:
+        sys.settrace(before)
+    assert lines < 128 * len(names)
 
 
 def test_the_closest_of_very_many_names_is_still_found() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import islice
-from posixpath import commonprefix
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -155,4 +154,15 @@ def _is_as_long(name: str, candidate: str) -> bool:
 
 def _shared_ends(name: str, candidate: str) -> int:
     """Return how many characters two names have in common at the beginning, plus those at the end."""
-    return len(commonprefix((name, candidate))) + len(commonprefix((name[::-1], candidate[::-1])))
+    return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
+
+
+def _shared_beginning(one: str, other: str) -> int:
+    least, most = 0, min(len(one), len(other))
+    while least < most:  # a binary search, because up to 1,000 names of 128 characters are compared
+        middle = (least + most + 1) // 2
+        if one.startswith(other[least:middle], least):
+            least = middle
+        else:
+            most = middle - 1
+    return least
