@@ -185,3 +185,17 @@ async def test_what_ends_sooner_is_forgotten_sooner_though_it_came_later() -> No
         while held(backend)[0] == 2:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.05)
     assert await backend.store.get("long") == b"1"
+
+
+def test_what_is_over_is_forgotten_also_in_another_event_loop() -> None:
+    backend = MemoryBackend()
+    asyncio.run(backend.store.put("first", b"1", ttl=0.2))
+
+    async def go_on() -> None:
+        await backend.store.put("second", b"2", ttl=3600)
+        async with asyncio.timeout(5):
+            while held(backend)[0] == 2:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.05)
+
+    asyncio.run(go_on())
+    assert held(backend)[0] == 1

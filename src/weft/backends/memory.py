@@ -28,6 +28,7 @@ class ExpiringKeys:
         self._due: dict[float, set[str]] = {}  # keys by the second in which they expire
         self._next = math.inf  # the first second in which keys may expire
         self._timer: asyncio.TimerHandle | None = None  # runs `_sweep` in that second
+        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the timer
 
     def keep(self, key: str, ttl: float) -> None:
         """Let `key` expire in `ttl` seconds. This replaces an earlier expiry time of the same key."""
@@ -36,7 +37,7 @@ class ExpiringKeys:
         until = self._until[key] = now + ttl
         second = _second(until)
         self._due.setdefault(second, set()).add(key)
-        if second < self._next or self._next <= now:
+        if second < self._next or self._next <= now or self._loop is not asyncio.get_running_loop():
             self._sweep()
 
     def is_kept(self, key: str) -> bool:
@@ -69,8 +70,9 @@ class ExpiringKeys:
         self._next = min(self._due, default=math.inf)
         if self._timer is not None:
             self._timer.cancel()
+        self._loop = asyncio.get_running_loop()
         if self._next < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(self._next - now, self._sweep)
+            self._timer = self._loop.call_later(self._next - now, self._sweep)
 
 
 def _second(until: float) -> float:
