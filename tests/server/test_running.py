@@ -192,6 +192,7 @@ server = Server("early", lifespan=lifespan)
     ("host", "port", "sentence"),
     [
         ("no.such.host.invalid", 8000, "is not an address of this machine"),
+        ("", 0, "is not an address of this machine"),
         ("192.0.2.1", 8000, "is not an address of this machine"),
         ("127.0.0.1", 70000, "65535"),
     ],
@@ -199,6 +200,14 @@ server = Server("early", lifespan=lifespan)
 def test_an_impossible_address_is_told_in_a_sentence(host: str, port: int, sentence: str) -> None:
     with pytest.raises(StartError, match=sentence):
         bind(host, port)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_a_name_may_have_only_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *args, **options: look_up("::1", *args, **options))
+    with bind("six.example", 0) as listener:
+        assert listener.getsockname()[0] == "::1"
 
 
 @pytest.mark.security("D15")

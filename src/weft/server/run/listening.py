@@ -14,7 +14,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -130,15 +129,12 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a new socket that listens on `host` and `port`. Raise StartError if that is not possible."""
     if type(port) is not int or not 0 <= port <= 65535:  # some systems would use a larger number modulo 65536
         raise StartError(f"port={port!r} is not possible; it is a number from 1 to 65535, or 0 for any free port.")
-    address, family = host.strip("[]"), socket.AF_INET6 if ":" in host else socket.AF_INET
-    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also accepts IPv4
-    listen = partial(socket.create_server, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
     try:
-        listener = listen((address, port))
+        listener = _listen(host, port)
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         if number == errno.EADDRINUSE:
-            with listen((address, 0)) as other:
+            with _listen(host, 0) as other:
                 free = other.getsockname()[1]
             why = (
                 f"Port {port} on {host} is in use by another program. Stop that program, or take another port; "
@@ -154,6 +150,14 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartError(why) from None
     listener.setblocking(False)
     return listener
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a new socket that listens on the first address of `host`. An empty `host` has no address."""
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also accepts IPv4
+    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
 
 
 def raise_descriptors() -> None:
