@@ -116,6 +116,7 @@ async def test_what_never_ends_is_ended(attack: Any) -> None:
 async def test_more_values_than_a_message_may_have(over: str) -> None:
     """64 MB of `[]` would be a gigabyte of lists, and seconds in which nothing else happens."""
     limits = ClientLimits(json_values=20_000)
+    many = {"content": [], "structuredContent": [[]] * 2_000}
 
     async def call(exchange: Exchange) -> None:
         await exchange.result(many)
@@ -761,6 +762,7 @@ async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 async def test_one_message_more_than_an_array_may_have(more: int, over: str) -> None:
     note = b'{"jsonrpc":"2.0","method":"notifications/x"},'
+    many = note * (reading._MOST_MESSAGES - 1 + more)
 
     async def call(exchange: Exchange) -> None:
         await exchange.respond(200, b"[" + many + reply(exchange.message, TEXT) + b"]")
