@@ -162,6 +162,11 @@ def test_ids_name_one_connection_only() -> None:
 
 
 @pytest.mark.security("R6")
+def test_a_connection_that_nobody_asks_makes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", None)  # most requests have a connection of their own: it takes the most time
+    assert stateless().state == {}
+
+
 def test_in_flight_tokens_are_the_connections_own() -> None:
     first, second = stateless(), stateless()
     first.in_flight[0], second.in_flight[0] = Cancellation(), Cancellation()

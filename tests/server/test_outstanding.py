@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from weft import Server
 from weft.errors import RemoteError, RequestTimeout
 from weft.server.calls import pending as module
 from weft.server.calls.pending import PendingRequests
@@ -98,3 +100,26 @@ async def test_progress_gives_more_time_but_not_for_ever(monkeypatch: pytest.Mon
     assert heard > 4  # longer than it was given at first
     with pytest.raises(RequestTimeout):
         await asking
+
+
+async def test_an_idle_session_has_no_list_of_requests() -> None:
+    server = Server("x")
+    session = server.engine.sessions.new(None, "peer")
+    assert session._outstanding is None
+    assert session.outstanding is session.outstanding
+    ended = server.engine.sessions.new(None, "peer")
+    ended.close()
+    with pytest.raises(RemoteError, match="The client is gone"):
+        await ended.outstanding.request(ended.send, "ping", None, timeout=60)
+
+
+async def test_an_idle_session_takes_little_memory() -> None:
+    sessions = Server("x").engine.sessions
+    sessions.new(None, "peer")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = [sessions.new(None, "peer") for _ in range(500)]
+        assert (tracemalloc.get_traced_memory()[0] - before) / len(made) < 950
+    finally:
+        tracemalloc.stop()

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -151,14 +151,13 @@ class Connection:
     outbound: Outbound
     in_flight: dict[RequestId, Cancellation]  # Requests of this client that are being served, by id.
     is_ready: bool  # Whether the client has confirmed the handshake, or no handshake is needed.
-    # Unique id of the connection. Without a session, each call has a separate connection.
-    connection_id: str = field(default_factory=lambda: os.urandom(16).hex())
     handshake_done: bool = False  # Whether `initialize` was answered; a second one is refused.
     is_changed: bool = False  # Whether the connection has changed since the session's record was stored.
     log_level: LogLevel | None = None
-    # Values that handlers store for the lifetime of the connection, in this process only.
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
-    subscribed_uris: set[str] = field(default_factory=set[str])  # Resources that the client of a session subscribed to.
+    # These are created at the first use: most connections live for one request, or are idle.
+    _connection_id: str | None = None
+    _state: dict[str, Any] | None = None
+    _subscribed_uris: set[str] | None = None
     _exit_stack: AsyncExitStack | None = None
     _initialized: asyncio.Event | None = None
 
@@ -190,8 +189,28 @@ class Connection:
     ) -> Connection:
         """Return a connection to a client that has not done the handshake yet."""
         shared = {} if in_flight is None else in_flight
-        unique_id = connection_id or os.urandom(16).hex()
-        return cls("", None, _NO_CAPABILITIES, outbound, shared, is_ready=False, connection_id=unique_id)
+        return cls("", None, _NO_CAPABILITIES, outbound, shared, is_ready=False, _connection_id=connection_id)
+
+    @property
+    def connection_id(self) -> str:
+        """Unique id of the connection. Without a session, each call has a separate connection."""
+        if self._connection_id is None:
+            self._connection_id = os.urandom(16).hex()
+        return self._connection_id
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Values that handlers store for the lifetime of the connection, in this process only."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def subscribed_uris(self) -> set[str]:
+        """Resources that the client of a session subscribed to."""
+        if self._subscribed_uris is None:
+            self._subscribed_uris = set()
+        return self._subscribed_uris
 
     @property
     def has_standalone_channel(self) -> bool:

@@ -140,12 +140,20 @@ class PendingRequests:
 class ClientChannel(Outbound):
     """The channel to a client that has a session, with the unanswered requests to this client."""
 
-    __slots__ = ("_ask_seconds", "connection", "outstanding")
+    __slots__ = ("_ask_seconds", "_name", "_outstanding", "connection")
 
     def __init__(self, name: str, ask_seconds: float, connection: Connection) -> None:
+        self._name = name
         self._ask_seconds = ask_seconds  # Default timeout of a request.
         self.connection = connection
-        self.outstanding = PendingRequests(name, self.send)
+        self._outstanding: PendingRequests | None = None
+
+    @property
+    def outstanding(self) -> PendingRequests:
+        """The unanswered requests to the client. Created at the first use, because idle sessions need none."""
+        if self._outstanding is None:
+            self._outstanding = PendingRequests(self._name, self.send)
+        return self._outstanding
 
     @property
     def is_readable(self) -> bool:
