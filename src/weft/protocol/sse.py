@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 COMMENT = b":\n\n"
 """The shortest SSE comment. It is sent to keep a connection alive; clients ignore it."""
@@ -12,8 +13,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MAX_RETRY_DIGITS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One decoded event.
 
     `id` is the id of this event. If this event has no id, `id` is the last id that came before in the stream. `retry`
