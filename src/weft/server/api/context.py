@@ -87,7 +87,7 @@ class Context:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._loop = asyncio.get_running_loop()
+        self._loop = _loop_here()
         self._thread = threading.get_ident()  # the thread of the loop
         self._progress: float | None = None  # last reported value; the next value must be greater
         self._state: dict[str, Any] | None = None
@@ -500,6 +500,23 @@ def _log_data(data: Any) -> msgspec.Raw:
         return msgspec.Raw(to_json_text(data).encode())
     except Unserialisable as error:
         raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
+
+
+class _Here(threading.local):
+    """Caches the event loop of each thread: every thread sees its own value of `loop`."""
+
+    loop: asyncio.AbstractEventLoop | None = None  # the loop that was running at the last look-up
+
+
+_here = _Here()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop:
+    """Return the running loop, from a cache: in Python 3.11, each `asyncio.get_running_loop` makes a system call."""
+    loop = _here.loop
+    if loop is None or not loop.is_running():  # a thread runs one loop at a time
+        loop = _here.loop = asyncio.get_running_loop()
+    return loop
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:
