@@ -121,7 +121,7 @@ class Users:
         is_right = is_async(self._login) if self._login is not None else passwords and all(passwords.values())
         if users is not None and not is_right:
             raise UsageError(
-                "users= must be a dictionary from names to passwords, of which none is empty, or an async function of "
+                "users= must be a dictionary from names to passwords that are not empty, or an async function of "
                 "a name and a password. Leave it out if no users log in."
             )
         # Salt and hash of the password, by name.

@@ -182,7 +182,7 @@ class Sessions:
         if leave_bus is not None:
             try:
                 await leave_bus()
-            except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 report("Leaving the Backend's bus", error, debug=False)
         self.closing = False
 
