@@ -12,22 +12,22 @@ LOWEST := .cache/lowest
 
 # These tests measure the server under attack, so they run alone.
 ALONE := tests/attacks
-# Most tests wait more than they compute: four workers need a third of the time of one, even on two cores.
+# Most tests wait more than they compute: six workers need less than a third of the time of one, even on two cores.
 # The slowest tests start first, so that all workers finish at about the same time.
-AT_ONCE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
-SLOW := tests/interop tests/cli tests/test_mistakes.py tests/e2e
+AT_ONCE := --numprocesses 6 --dist loadfile --no-loadscope-reorder
+SLOW := tests/fleet tests/interop tests/cli tests/test_mistakes.py tests/e2e
 SLOW_FIRST := $(SLOW) $(filter-out $(SLOW) $(ALONE) tests/support tests/typing tests/__pycache__, \
 	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
 # The unit tests are all tests that need no other SDK, no Node package, no browser and no proxy.
-UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
+UNIT := $(AT_ONCE) --ignore=tests/fleet --ignore=tests/interop --ignore=tests/attacks
 # Tests for the lowest and the newest versions: the tests of single packages, which use every dependency. Other tests
 # (programs, measurements, random input, architecture) are slow and do not depend on versions.
 ENDS := $(AT_ONCE) tests/backends tests/client tests/eras tests/protocol tests/server tests/types \
 	tests/test_jsonrpc.py tests/test_public_api.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate requirements
-.PHONY: peers-test peers-conformance peers-bench clean
+.PHONY: help run test unit lowest newest check lint interop conformance conformance-fleet bench soak mutate requirements
+.PHONY: peers-test peers-conformance peers-conformance-fleet peers-bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make newest        run the same tests with another Python: make newest PYTHON=3.13"
 	@echo "make interop       test Weft with agent frameworks and third-party servers; writes docs/interop.md"
 	@echo "make conformance   run the official conformance suite against conformance/*.py"
+	@echo "make conformance-fleet  the same for the server in three processes: behind nginx with Redis, and as workers"
 	@echo "make soak          make 20,000 calls per era and transport, and watch memory, tasks and file descriptors"
 	@echo "make mutate        change the code in 300 places, one at a time, and count the changes that tests detect"
 	@echo "make bench         compare Weft with mcp, fastmcp and a bare server; writes bench/RESULTS.md and README figures"
@@ -80,6 +81,10 @@ interop: peers-test
 conformance: peers-conformance
 	$(BIN)/python conformance/run.py
 
+conformance-fleet: peers-conformance-fleet
+	$(BIN)/python conformance/run.py --behind redis
+	$(BIN)/python conformance/run.py --behind workers
+
 bench: peers-bench
 	@$(BIN)/python bench/run.py; missed=$$?; $(BIN)/python tools/readme_figures.py; exit $$missed
 
@@ -95,14 +100,18 @@ requirements: | $(BIN)/python
 
 # Other software for the tests (other SDKs, Node packages, Debian packages) is in .cache, never in git.
 peers-test: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium \
+	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx redis chromium \
 		fetch sqlite pydantic-ai openai-agents langchain google-adk llama-index node-foreign
 
 peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node
 
+peers-conformance-fleet: $(VENV)/.dev
+	@$(BIN)/python tools/setup_peers.py --required node nginx redis
+
 peers-bench: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py --required wrk weft weft_fastapi mcp fastmcp engine
+	@$(BIN)/python tools/setup_peers.py --required wrk redis weft weft_fastapi mcp fastmcp engine
+	@.cache/peers/weft/bin/python -m pip install --quiet --disable-pip-version-check redis hiredis
 
 $(BIN)/python:
 	@sh tools/make_venv.sh $(VENV)
@@ -128,7 +137,7 @@ $(LOWEST)/.stamp: pyproject.toml | $(VENV)/.dev
 	@$(BIN)/uv pip compile --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --all-extras \
 		--output-file $(LOWEST)/versions.txt pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/versions.txt \
-		--group test --editable '.[telemetry,reload]'
+		--group test --editable '.[telemetry,reload,redis]'
 	@touch $@
 
 clean:

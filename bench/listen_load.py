@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from processes import CAN_PIN, LOAD_CORE, resident_mib
+from processes import here, resident_mib
 from wire import change, headers_of, listen
 
-__all__ = ["STREAMS", "Listening", "measure_streams"]
+__all__ = ["STREAMS", "Listening", "Stream", "change_milliseconds", "connect", "http", "measure_streams", "send"]
 
 STREAMS = 1000
 WARM_UP = 20  # streams before the first weighing: what a server makes once is not the price of a stream
@@ -20,26 +21,35 @@ SECONDS = 60  # in which anything must have happened
 
 @dataclass(frozen=True)
 class Listening:
-    """What a thousand streams cost."""
+    """What many streams cost."""
 
     kib_each: float
     change_milliseconds: list[float]
 
 
 class Stream(asyncio.Protocol):
-    """One open stream: it waits for a piece of text, and forgets what came before."""
+    """One connection: it waits for a piece of text, and forgets what came before."""
 
     def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
         self._seen = b""
         self._wanted = b""
-        self._found: asyncio.Future[None] | None = None
+        self._found: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self._transport = transport
 
-    def expect(self, wanted: bytes) -> asyncio.Future[None]:
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+    def expect(self, wanted: bytes) -> asyncio.Future[bytes]:
+        """The future gets what was received, when this text is in it."""
         self._wanted, self._seen = wanted, b""
         self._found = asyncio.get_running_loop().create_future()
         return self._found
@@ -47,70 +57,86 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._seen += data
         if self._found is not None and not self._found.done() and self._wanted in self._seen:
-            self._found.set_result(None)
+            self._found.set_result(self._seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._found is not None and not self._found.done():
             self._found.set_exception(RuntimeError(f"A stream was closed before {self._wanted!r} came: {self._seen!r}"))
 
 
-def http(port: int, method: str, name: str | None, body: bytes) -> bytes:
-    head = {"Host": f"127.0.0.1:{port}", **headers_of(method, name), "Content-Length": str(len(body))}
+def http(port: int, headers: Mapping[str, str], body: bytes) -> bytes:
+    """A POST, as bytes."""
+    head = {"Host": f"127.0.0.1:{port}", **headers, "Content-Length": str(len(body))}
     lines = "".join(f"{field}: {value}\r\n" for field, value in head.items())
     return f"POST /mcp HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-async def send(port: int, request: bytes, wanted: bytes) -> Stream:
-    """Sends a request on a connection of its own, and waits until the answer has this text."""
+async def connect(port: int) -> Stream:
     _, stream = await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port)
-    assert stream.transport is not None
-    found = stream.expect(wanted)
-    stream.transport.write(request)
-    await asyncio.wait_for(found, SECONDS)
     return stream
 
 
-async def open_streams(port: int, first: int, count: int) -> list[Stream]:
+async def send(stream: Stream, request: bytes, wanted: bytes) -> bytes:
+    """Sends a request on a connection, and waits until the answer has this text; returns what came."""
+    found = stream.expect(wanted)
+    stream.write(request)
+    return await asyncio.wait_for(found, SECONDS)
+
+
+async def open_stream(port: int, id: int) -> Stream:
+    stream = await connect(port)
+    await send(stream, http(port, headers_of("subscriptions/listen"), listen(id)), b"acknowledged")
+    return stream
+
+
+async def open_streams(ports: Sequence[int], first: int, count: int) -> list[Stream]:
+    """Opens streams at these servers in turn."""
     streams: list[Stream] = []
     for start in range(first, first + count, AT_ONCE):
         ids = range(start, min(start + AT_ONCE, first + count))
-        requests = [http(port, "subscriptions/listen", None, listen(id)) for id in ids]
-        streams += await asyncio.gather(*(send(port, request, b"acknowledged") for request in requests))
+        streams += await asyncio.gather(*(open_stream(ports[id % len(ports)], id) for id in ids))
     return streams
 
 
-async def tell(port: int, streams: list[Stream]) -> float:
+async def tell(port: int, caller: Stream, streams: Sequence[Stream]) -> float:
     """Seconds from asking for one change until the last stream has heard of it."""
     heard = asyncio.gather(*(stream.expect(b"resources/updated") for stream in streams))
     started = time.perf_counter()
-    caller = await send(port, http(port, "tools/call", "change", change(0)), b'"changed"')
+    await send(caller, http(port, headers_of("tools/call", "change"), change(0)), b'"changed"')
     await asyncio.wait_for(heard, SECONDS)
-    taken = time.perf_counter() - started
-    assert caller.transport is not None
-    caller.transport.close()
-    return taken
+    return time.perf_counter() - started
 
 
-async def measured(port: int, pid: int, changes: int) -> Listening:
-    warm = await open_streams(port, 1, WARM_UP)
-    await tell(port, warm)
-    before = resident_mib(pid)
-    streams = await open_streams(port, WARM_UP + 1, STREAMS)
+async def measured(ports: Sequence[int], pids: Sequence[int], count: int, changes: int) -> Listening:
+    caller = await connect(ports[0])
+    warm = await open_streams(ports, 1, WARM_UP)
+    await tell(ports[0], caller, warm)
+    before = sum(map(resident_mib, pids))
+    streams = await open_streams(ports, WARM_UP + 1, count)
     await asyncio.sleep(0.5)  # what was only needed to open them is gone
-    kib_each = (resident_mib(pid) - before) * 1024 / STREAMS
-    milliseconds = [1000 * await tell(port, streams) for _ in range(changes)]
-    for stream in (*warm, *streams):
-        assert stream.transport is not None
-        stream.transport.abort()
+    kib_each = (sum(map(resident_mib, pids)) - before) * 1024 / count
+    milliseconds = [1000 * await tell(ports[0], caller, streams) for _ in range(changes)]
+    for stream in (caller, *warm, *streams):
+        stream.abort()
     return Listening(kib_each, milliseconds)
 
 
-def measure_streams(port: int, pid: int, changes: int) -> Listening:
-    """Opens the streams against a server that has none, weighs them, and has `changes` changes told."""
-    affinity = os.sched_getaffinity(0)
-    if CAN_PIN:
-        os.sched_setaffinity(0, {LOAD_CORE})
-    try:
-        return asyncio.run(measured(port, pid, changes))
-    finally:
-        os.sched_setaffinity(0, affinity)
+def measure_streams(ports: Sequence[int], pids: Sequence[int], count: int, changes: int) -> Listening:
+    """Opens streams against servers that have none, weighs them, and has `changes` changes told at the first server."""
+    with here(load=True):
+        return asyncio.run(measured(ports, pids, count, changes))
+
+
+async def one_heard(port: int, listening: int, times: int) -> float:
+    caller, stream = await connect(port), await open_stream(listening, 1)
+    taken = [1000 * await tell(port, caller, [stream]) for _ in range(times)]
+    for one in (caller, stream):
+        one.abort()
+    return median(taken)
+
+
+def change_milliseconds(port: int, listening: int, times: int) -> float:
+    """Milliseconds from asking one server for a change until the only stream, at the server `listening`, hears of it;
+    the median of so many changes."""
+    with here(load=True):
+        return asyncio.run(one_heard(port, listening, times))

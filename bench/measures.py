@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from subjects import WEFT, Subject
 
-__all__ = ["Ceiling", "Comparison", "Measure", "Target", "interleave"]
+__all__ = ["ROUNDS", "SECONDS", "Ceiling", "Comparison", "Measure", "Target", "interleave"]
+
+SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))  # of one sample
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,13 @@ class Measure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Weft beside itself: how much of what it does in one case it still does in another."""
+    """Weft beside itself: how much of what it does in one case it still does in another. None: for information."""
 
     measure: Measure
     of: str
     against: str
-    limit: float
+    limit: float | None = None
+    is_drawn: bool = False  # whether the picture has it
 
     @property
     def ratio(self) -> float:
@@ -85,7 +90,7 @@ class Comparison:
 
     @property
     def is_met(self) -> bool:
-        return self.ratio >= self.limit
+        return self.limit is None or self.ratio >= self.limit
 
 
 def interleave(subjects: Sequence[Subject], rounds: int, sample: Callable[[Subject], float]) -> dict[str, list[float]]:

@@ -20,6 +20,7 @@ __all__ = [
     "pinned",
     "processor_seconds",
     "resident_mib",
+    "spread_workers",
     "wall_seconds",
 ]
 
@@ -63,11 +64,14 @@ def free_port() -> int:
 
 @contextmanager
 def http_server(
-    command: list[str], port: int, environment: Mapping[str, str] | None = None
+    command: list[str], port: int, environment: Mapping[str, str] | None = None, *, load: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that listens on `port` when the block starts and is gone when it ends; its logs go nowhere."""
+    """A server that listens on `port` when the block starts and is gone when it ends; its logs go nowhere.
+
+    It is on the servers' core, or on the load generator's.
+    """
     process = subprocess.Popen(
-        pinned(command),
+        pinned(command, load=load),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | dict(environment or {}),
@@ -99,6 +103,26 @@ def processor_seconds(pid: int) -> float:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def spread_workers(pid: int, count: int) -> None:
+    """Waits until a server has so many workers, and all of them are ready; puts each on a core of its own."""
+    for _ in range(300):
+        workers = [child for child in children(pid) if b"resource_tracker" not in command_line(child)]
+        before = [processor_seconds(worker) for worker in workers]
+        time.sleep(0.3)
+        is_quiet = before == [processor_seconds(worker) for worker in workers]  # what is to be imported, is
+        if len(workers) == count and is_quiet and all(before):
+            break
+    else:
+        raise RuntimeError(f"The server has the workers {workers}, and not {count}.")
+    for core, worker in enumerate(workers):
+        if CAN_PIN:
+            os.sched_setaffinity(worker, {core})
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def resident_mib(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""Measures Weft beside mcp, fastmcp and a bare server, in one run, and writes RESULTS.md and results.svg.
+"""Measures Weft beside mcp, fastmcp, a bare server and itself, in one run, and writes RESULTS.md and results.svg.
 
     python bench/run.py
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -20,9 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from client_load import AT_ONCE, calls_here, calls_over_http, first_call_seconds, import_seconds, instant_server
-from http_load import CONNECTIONS, WORK, bookings, check, list_milliseconds, throughput
+from fleet_measures import MANY_STREAMS, measure_beside_redis, measure_fleet, measure_scaling, measure_ways
+from http_load import CONNECTIONS, WORK, bookings, check, measure_pair, throughput
 from listen_load import STREAMS, measure_streams
-from measures import Ceiling, Comparison, Measure, Target, interleave
+from measures import ROUNDS, SECONDS, Ceiling, Comparison, Measure, Target, interleave
 from processes import (
     Placement,
     free_port,
@@ -32,6 +34,7 @@ from processes import (
     resident_mib,
     wall_seconds,
 )
+from redis_load import KEPT, redis_server, two_workers
 from report import write_markdown, write_picture
 from session_load import IDLE, SESSIONS, idle_kib, openings, sessions_of, throughput_of
 from stdio_load import WINDOW, first_answer_seconds, one_by_one, pipelined
@@ -50,18 +53,17 @@ from subjects import (
     mounted,
     protected,
     tuned,
+    with_redis,
 )
 from wire import HEADERS
 
 __all__ = ["main"]
 
-SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 SDKS = [WEFT, MCP, FASTMCP]
 MANY = 1000
 MOST_LOAD = 0.5  # of the machine before a run: other work would be measured along
-LOOKS = 6  # at each of two servers that are compared, for a second
 CHANGES = 5  # told to all listen streams, one after the other
+WITH_REDIS = "Weft with Redis"
 # Which servers stand in the columns of a row: the peers as pip installs them, or at their quickest.
 AS_INSTALLED = {subject.name: subject.name for subject in (*SDKS, BARE)}
 AT_BEST = {WEFT.name: WEFT.name, **{tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}, BARE.name: BARE.name}
@@ -181,7 +183,7 @@ def measure_listening() -> list[Measure]:
     def sample(subject: Subject) -> float:
         port = free_port()
         with http_server(subject.command("--http", str(port)), port) as process:
-            found = measure_streams(port, process.pid, CHANGES)
+            found = measure_streams([port], [process.pid], STREAMS, CHANGES)
         milliseconds[subject.name].append(median(found.change_milliseconds))
         return found.kib_each
 
@@ -194,38 +196,54 @@ def measure_listening() -> list[Measure]:
 
 
 def measure_session_calls() -> list[Measure]:
-    """Calls of clients that opened with a handshake, in sessions that are there already."""
+    """Calls of clients that opened with a handshake, in sessions that are there already.
+
+    With Redis, the sessions were opened at another worker than the one that serves the calls.
+    """
     subjects = [keeping_sessions(subject) for subject in (*SDKS, tuned(MCP), tuned(FASTMCP))]
+    shared = replace(WEFT, name=WITH_REDIS)
     ports = {subject.name: free_port() for subject in subjects}
     sessions: dict[str, list[str]] = {}
     with ExitStack() as stack:
+        _, calls, opens = stack.enter_context(two_workers(keeping_sessions(WEFT)))
+        ports[shared.name], sessions[shared.name] = calls.port, sessions_of(opens.port)
+        throughput_of(calls.port, sessions[shared.name], 1)  # warm
         for subject in subjects:
             port = ports[subject.name]
             stack.enter_context(http_server(subject.command("--http", str(port)), port, subject.environment))
             sessions[subject.name] = sessions_of(port)
             throughput_of(port, sessions[subject.name], 1)  # warm
         samples = interleave(
-            subjects,
+            [*subjects, shared],
             ROUNDS,
             lambda subject: throughput_of(ports[subject.name], sessions[subject.name], SECONDS)["per_second"],
         )
     title = f"HTTP tools/call in {SESSIONS} sessions"
     everything = Measure(title, "calls/s", samples)
     installed = {subject.name: subject.name for subject in SDKS}
-    at_best = {WEFT.name: WEFT.name, **{tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}}
+    peers = {peer.name: peer.name for peer in (MCP, FASTMCP)}
+    best_peers = {tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}
+    redis = f"{title}, Weft with Redis, peers in memory and"
     return [
-        everything.narrowed(f"{title}, peers tuned", at_best),
+        everything.narrowed(f"{title}, peers tuned", {WEFT.name: WEFT.name, **best_peers}),
         everything.narrowed(f"{title}, as installed by their own run()", installed, [Target(MCP.name, 10)]),
+        everything.narrowed(f"{redis} tuned", {WITH_REDIS: WEFT.name, **best_peers}),
+        everything.narrowed(f"{redis} as installed", {WITH_REDIS: WEFT.name, **peers}, [Target(MCP.name, 5)]),
     ]
 
 
 def measure_sessions() -> list[Measure]:
     """How fast sessions are opened, and what one weighs that is not used; each time on a server that has none."""
     subjects = [keeping_sessions(subject) for subject in SDKS]
+    shared = replace(subjects[0], name=WITH_REDIS)
 
     def opened(subject: Subject) -> float:
         port = free_port()
-        with http_server(subject.command("--http", str(port)), port):
+        with ExitStack() as stack:
+            environment = subject.environment
+            if subject is shared:
+                environment = with_redis(subject, stack.enter_context(redis_server()).url).environment
+            stack.enter_context(http_server(subject.command("--http", str(port)), port, environment))
             sessions_of(port)  # warm
             return openings(port, SECONDS)
 
@@ -234,10 +252,12 @@ def measure_sessions() -> list[Measure]:
         with http_server(subject.command("--http", str(port)), port) as process:
             return idle_kib(port, process.pid)
 
-    opening = interleave(subjects, ROUNDS, opened)
+    opening = Measure("", "sessions/s", interleave([*subjects, shared], ROUNDS, opened))
     idle = interleave(subjects, min(ROUNDS, 3), weighed)
+    peers = {peer.name: peer.name for peer in (MCP, FASTMCP)}
     return [
-        Measure("HTTP sessions opened", "sessions/s", opening, [Target(MCP.name, 8)]),
+        opening.narrowed("HTTP sessions opened", {WEFT.name: WEFT.name, **peers}, [Target(MCP.name, 8)]),
+        opening.narrowed("HTTP sessions opened, Weft with Redis, peers in memory", {WITH_REDIS: WEFT.name, **peers}),
         Measure(f"memory of an idle session, of {IDLE:,}", "KiB", idle, [Ceiling(6, "KiB")], digits=1),
     ]
 
@@ -334,33 +354,15 @@ def measure_flatness() -> Comparison:
     return Comparison(measure, many.name, one.name, 0.95)
 
 
-def measure_pair(
-    one: Subject, other: Subject, *, listed: Subject | None = None
-) -> tuple[dict[str, float], tuple[float, float]]:
-    """Calls per second of two servers; and how long the list of one takes, where that is asked for.
-
-    The two differ by a few percent, and other work on the machine slows a second of either by more than that. It never
-    makes one quicker, so the best of several seconds counts. And of two processes of the same program one is a few
-    percent quicker, as chance has laid out its memory: so this is done with several pairs of them.
-    """
-    ports = {one.name: free_port(), other.name: free_port()}
-    with ExitStack() as stack:
-        for subject in (one, other):
-            port = ports[subject.name]
-            stack.enter_context(http_server(subject.command("--http", str(port)), port))
-            check(port, subject.name)
-            throughput(port, 1)  # warm
-        times = (0.0, 0.0) if listed is None else list_milliseconds(ports[listed.name], 21)
-        found = interleave([one, other], LOOKS, lambda subject: throughput(ports[subject.name], 1)["per_second"])
-    return {name: max(values) for name, values in found.items()}, times
-
-
 def main() -> int:
     for needed in (WEFT.python, MCP.python, FASTMCP.python):
         if not Path(needed).exists():
             sys.exit("The peers are not installed: run 'make bench', which fetches them.")
-    if not shutil.which("wrk"):
-        sys.exit("wrk is not installed: run 'make bench' as root, or 'apt-get install wrk'.")
+    for program in ("wrk", "redis-server"):
+        if not shutil.which(program):
+            sys.exit(f"{program} is not installed: run 'make bench' as root, or 'apt-get install {program}'.")
+    if subprocess.run([WEFT.python, "-c", "import redis, hiredis"], check=False).returncode:
+        sys.exit("The package redis is not installed beside Weft: run 'make bench', which fetches it.")
     load = os.getloadavg()[0]  # before this run adds its own
     writes = load <= MOST_LOAD
     if not writes and os.environ.get("BENCH_ANYWAY") != "1":
@@ -383,15 +385,19 @@ def main() -> int:
     measures += measure_session_calls()
     say(f"opening sessions, {IDLE} idle ones ...")
     measures += measure_sessions()
+    say(f"{MANY_STREAMS} listen streams at 2 workers, {KEPT} sessions in Redis ...")
+    measures += measure_fleet()
     say("clients ...")
     measures += measure_clients()
     say("import ...")
     measures.append(measure_import())
     say(f"{MANY} tools, and tokens ...")
     comparisons = [measure_flatness(), measure_tokens(), *measure_surroundings()]
+    say("Redis, and 2 workers ...")
+    comparisons += [measure_beside_redis(), *measure_scaling(), *measure_ways()]
     here = Path(__file__).resolve().parent if writes else WORK
     verdicts = write_markdown(here / "RESULTS.md", measures, comparisons, load)
-    write_picture(here / "results.svg", measures)
+    write_picture(here / "results.svg", measures, comparisons)
     say((here / "RESULTS.md").read_text())
     return int(not all(verdicts))
 

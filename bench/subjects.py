@@ -22,6 +22,8 @@ __all__ = [
     "mounted",
     "protected",
     "tuned",
+    "with_redis",
+    "working",
 ]
 
 HERE = Path(__file__).resolve().parent
@@ -115,3 +117,14 @@ def protected(subject: Subject) -> Subject:
 def keeping_sessions(subject: Subject) -> Subject:
     """The same SDK with the server that remembers its clients."""
     return replace(subject, script=subject.script.replace("_server", "_sessions"))
+
+
+def working(subject: Subject) -> Subject:
+    """The same with a tool that takes about a millisecond of a processor."""
+    return replace(subject, script=subject.script.replace("_server", "_working"))
+
+
+def with_redis(subject: Subject, url: str) -> Subject:
+    """The same server of Weft with a backend in Redis, and the key that its processes have to share."""
+    environment = {**subject.environment, "WEFT_BACKEND": url, "WEFT_STATE_KEY": "only-for-the-benchmark-" * 2}
+    return replace(subject, name=f"{subject.name} with Redis", environment=environment)

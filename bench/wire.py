@@ -23,6 +23,8 @@ __all__ = [
     "listen",
     "listing",
     "opening_lua",
+    "session_answer",
+    "session_booking",
     "session_call",
     "session_call_lua",
 ]
@@ -89,10 +91,10 @@ SESSION_HEADERS = {
 INITIALIZED = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
 
 
-def handshake(id: int) -> bytes:
+def handshake(id: int, capabilities: Mapping[str, Any] | None = None) -> bytes:
     """The request that opens a session."""
     info = {"name": "bench", "version": "1.0"}
-    params = {"protocolVersion": SESSION_REVISION, "capabilities": {}, "clientInfo": info}
+    params = {"protocolVersion": SESSION_REVISION, "capabilities": capabilities or {}, "clientInfo": info}
     return json.dumps({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).encode()
 
 
@@ -100,6 +102,18 @@ def session_call(id: int) -> bytes:
     """A tools/call of `add(2, 3)` in a session."""
     params = {"name": "add", "arguments": {"a": 2, "b": 3}}
     return json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).encode()
+
+
+def session_booking(id: int) -> bytes:
+    """A tools/call of `book` in a session, which asks one question."""
+    params = {"name": "book", "arguments": {"flight": "LX38"}}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).encode()
+
+
+def session_answer(id: str) -> bytes:
+    """The answer to the question with this id."""
+    result = {"action": "accept", "content": {"number": "12A"}}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode()
 
 
 def is_right(answer: Any) -> bool:

@@ -1,6 +1,8 @@
 """Runs the official conformance suite against the fixture server, the client and the authorization server.
 
     python conformance/run.py [--verbose] [RUN ...]      a RUN is `client`, or "server 2025-11-25"; without one, all
+    python conformance/run.py --behind redis             the runs of the server, against three processes behind nginx
+    python conformance/run.py --behind workers           the same, against one process with three workers
 
 Every single check is judged. One process of the fixture serves all runs, whatever their revision; the client is started
 anew for each scenario; authorization.py starts an authorization server, and logs in to it.
@@ -191,9 +193,36 @@ def _how_it_ended(folder: Path) -> dict[str, Any]:
     return {"id": "client-ended-well", "status": "FAILURE", "errorMessage": said[-1000:]}
 
 
+@dataclass(frozen=True)
+class Fixture:
+    """The fixture server, as it runs: where it is, and where its processes write to."""
+
+    url: str
+    logs: Sequence[Path]
+
+    def called_names(self) -> frozenset[str]:
+        """The names of the tools and prompts that were called, as the server told."""
+        told = (name for log in self.logs for name in re.findall(r"(?m)^called (\S+)$", log.read_text()))
+        return frozenset(told) - {PROBE}
+
+
 @contextmanager
-def fixture_server() -> Iterator[str]:
-    """The fixture server on a free port, for as long as the block lasts; yields its URL."""
+def deployed_fixture(kind: str) -> Iterator[Fixture]:
+    """The fixture server in three processes, for as long as the block lasts: behind nginx and with Redis, or workers.
+
+    The tests of fleets deploy their servers in the same way.
+    """
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support import deployments
+
+    start = deployments.behind_nginx if kind == "redis" else deployments.with_workers
+    with start(HERE / "server.py", WORK / kind) as deployment:
+        yield Fixture(deployment.url, deployment.logs)
+
+
+@contextmanager
+def fixture_server() -> Iterator[Fixture]:
+    """The fixture server on a free port, for as long as the block lasts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -203,7 +232,7 @@ def fixture_server() -> Iterator[str]:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             wait_for(port, process, log)
-            yield f"http://127.0.0.1:{port}/mcp"
+            yield Fixture(f"http://127.0.0.1:{port}/mcp", [log])
         finally:
             process.terminate()
             process.wait(timeout=20)
@@ -250,11 +279,6 @@ def offered_names(url: str) -> frozenset[str]:
     return frozenset(feature["name"] for feature in offered)
 
 
-def called_names() -> frozenset[str]:
-    """The names of the tools and prompts that were called, as the fixture server told."""
-    return frozenset(re.findall(r"(?m)^called (\S+)$", (WORK / "server.log").read_text())) - {PROBE}
-
-
 def run_suite(run: Run, target: Sequence[str], scenarios: Sequence[str]) -> dict[str, Checks]:
     """Lets the suite run its scenarios against the target; the checks by scenario."""
     folder = WORK / run.name.replace(" ", "-")
@@ -290,34 +314,37 @@ def main() -> int:
         description="Run the official conformance suite against conformance/server.py, client.py and authorization.py."
     )
     parser.add_argument("--verbose", action="store_true", help="name the excepted checks as well")
+    parser.add_argument("--behind", choices=("redis", "workers"), help="deploy the server in three processes")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run only those whose name begins so")
     options = parser.parse_args()
     runs = [run for run in RUNS if not options.runs or run.name.startswith(tuple(options.runs))]
+    if options.behind:
+        runs = [run for run in runs if run.side == "server"]
 
     if not SUITE.is_file():
         sys.exit("The conformance suite is not installed: run 'make conformance', which fetches it.")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     client = ["--command", f"{sys.executable} {HERE / 'client.py'}", "--timeout", str(CLIENT_TIMEOUT_MS)]
-    with fixture_server() as url:
-        offered = offered_names(url)
-        targets = {"server": ["--url", url], "client": client, "authorization": []}
-        failed = [run.name for run in runs if not passes(run, targets[run.side], offered, verbose=options.verbose)]
+    with deployed_fixture(options.behind) if options.behind else fixture_server() as fixture:
+        targets = {"server": ["--url", fixture.url], "client": client, "authorization": []}
+        failed = [run.name for run in runs if not passes(run, targets[run.side], fixture, verbose=options.verbose)]
+    where = f" with the server behind {options.behind}" if options.behind else ""
     print(
-        f"conformance: {len(runs) - len(failed)} of {len(runs)} runs passed"
+        f"conformance: {len(runs) - len(failed)} of {len(runs)} runs passed{where}"
         + "".join(f"; not {name}" for name in failed)
     )
     return int(bool(failed) or not runs)
 
 
-def passes(run: Run, target: Sequence[str], offered: frozenset[str], *, verbose: bool) -> bool:
+def passes(run: Run, target: Sequence[str], fixture: Fixture, *, verbose: bool) -> bool:
     """Runs the suite once and prints what came of it; whether every check passed or is excepted with good reason."""
     started = time.monotonic()
-    before = called_names()
+    offered, before = offered_names(fixture.url), fixture.called_names()
     scenarios = scenarios_of(run)
     results = run_suite(run, target, scenarios)
     exceptions = read_exceptions(run)
-    lacking = (called_names() - before) - offered
+    lacking = (fixture.called_names() - before) - offered
     verdicts = [judge(scenario, results.get(scenario, ()), exceptions) for scenario in scenarios]
     report(verdicts, verbose=verbose)
     words = Counter(verdict.word for verdict in verdicts)

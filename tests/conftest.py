@@ -26,6 +26,7 @@ settings.load_profile("unhurried")
 
 _proven: set[str] = set()
 _proven_by_clients: set[str] = set()
+_tables: dict[str, str] = {}  # what tests have measured, by their names; `record_property("table", ...)`
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +69,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_runtest_logreport(report: Any) -> None:
+    if report.when == "call":
+        for name, table in report.user_properties:
+            if name == "table":
+                _tables[report.nodeid] = table
     if report.when == "call" and report.passed:
         _proven.update(report.rows)
         if tells_of_clients(TESTS.parent / report.fspath):
@@ -75,6 +80,9 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for title, table in _tables.items():
+        terminalreporter.section(title)
+        terminalreporter.write_line(table)
     if not _proven:
         return
     terminalreporter.section("requirements")

@@ -277,6 +277,7 @@ def test_uvicorn_has_the_methods_that_the_runner_overrides() -> None:
         assert name in source, f"uvicorn does not use {name} any more: see running._http_server"
     state = uvicorn.Server(uvicorn.Config(lambda: None)).server_state
     assert (state.connections, state.tasks) == (set(), set()), "see running._abort_connections"
+    assert state.default_headers == [], "see running._let_clients_leave: idle connections are closed at once"
 
 
 async def test_without_them_a_server_runs_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +291,7 @@ async def test_without_them_a_server_runs_and_ends(monkeypatch: pytest.MonkeyPat
     assert started == [1]
     made.should_exit = True
     await task
+    await running._let_clients_leave(made, 60)
     await running._abort_connections(made)
 
 

@@ -1,6 +1,6 @@
 """Fetches what the tests, the conformance run and the benchmark drive but Weft does not ship.
 
-    python tools/setup_peers.py [--required] node mcp1 mcp fastmcp servers wrk nginx chromium
+    python tools/setup_peers.py [--required] node mcp1 mcp fastmcp servers wrk nginx redis chromium
 
 Everything lands in .cache (Debian packages excepted) with a stamp that holds its pins, so a second run is
 quick and a changed pin sets up anew. What cannot be had is named in one line together with what is left out
@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 __all__ = ["main"]
@@ -55,14 +55,17 @@ LEFT_OUT = {
     "fastmcp": "tests/interop (FastMCP's client and server) and make bench",
     "servers": "tests/interop (mcp-server-time and mcp-server-git)",
     "engine": "make bench",
-    "nginx": "tests/interop (two processes behind a proxy)",
+    "nginx": "tests/interop and tests/fleet (processes behind a proxy) and make conformance-fleet",
+    "redis": "tests/backends (the backend in Redis), tests/fleet and make conformance-fleet",
     "weft": "make bench",
     "weft_fastapi": "make bench",
     "wrk": "make bench",
 } | dict.fromkeys(FOREIGN, "tests/interop (agent frameworks and servers of others)")
 
 
-DEBIAN_PACKAGES = ("wrk", "nginx", "chromium")
+# Peers that are programs of Debian: the name of the program, which is that of its package, too.
+DEBIAN_PACKAGES = {"wrk": "wrk", "nginx": "nginx", "redis": "redis-server", "chromium": "chromium"}
+NO_SERVICES = Path("/usr/sbin/policy-rc.d")  # if it ends with 101, an installed program is not started as a service
 DEBIAN = threading.Lock()  # apt-get takes one at a time
 
 
@@ -165,7 +168,22 @@ def debian_package(name: str) -> None:
     print(f"Installing the Debian package {name} ...", flush=True)
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     run("apt-get", "update", "-q", env=env)
-    run("apt-get", "install", "-q", "-y", "--no-install-recommends", name, env=env)
+    with no_services():
+        run("apt-get", "install", "-q", "-y", "--no-install-recommends", name, env=env)
+
+
+@contextmanager
+def no_services() -> Iterator[None]:
+    """Keeps packages from starting services: the tests start programs themselves, at ports of their own."""
+    if NO_SERVICES.exists():  # the user's, or of a container
+        yield
+        return
+    NO_SERVICES.write_text("#!/bin/sh\nexit 101\n")
+    NO_SERVICES.chmod(0o755)
+    try:
+        yield
+    finally:
+        NO_SERVICES.unlink(missing_ok=True)
 
 
 def ensure(name: str) -> None:
@@ -181,7 +199,7 @@ def ensure(name: str) -> None:
     elif name in PYTHON_PINS:
         python_peer(name)
     else:
-        debian_package(name)
+        debian_package(DEBIAN_PACKAGES[name])
 
 
 def main() -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from weft import Context, Limits, Server
 
-server = Server("bench", version="1.0")
+NO_LINGER = "--no-linger"
+server = Server("bench", version="1.0", limits=Limits(stdio_linger_seconds=0) if NO_LINGER in sys.argv else Limits())
 
 
 @server.tool
@@ -36,16 +38,15 @@ def main() -> None:
     parser.add_argument("--http", type=int, metavar="PORT")
     parser.add_argument("--tools", type=int, default=1)
     parser.add_argument("--middleware", action="store_true")
-    parser.add_argument("--no-linger", action="store_true")
+    parser.add_argument(NO_LINGER, action="store_true")  # looked for above: limits are given when the server is made
+    parser.add_argument("--workers", type=int, default=1)  # with more than one, each has the one tool only
     arguments = parser.parse_args()
     if arguments.middleware:
         server.middleware(look_on)
-    if arguments.no_linger:
-        server.limits = Limits(stdio_linger_seconds=0)
     for number in range(1, arguments.tools):
         server.add_tool(other, name=f"other_{number}")
     if arguments.http:
-        server.run("http", host="127.0.0.1", port=arguments.http, log_level="warning")
+        server.run("http", host="127.0.0.1", port=arguments.http, workers=arguments.workers, log_level="warning")
     else:
         server.run()
 

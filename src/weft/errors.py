@@ -23,6 +23,7 @@
      │    ├── CannotAnswer               the server asked a question that this client did not answer
      │    ├── AuthorizationFailed        the server requires a login, and there was no login or it failed
      │    ├── VersionMismatch            client and server have no protocol version in common
+     │    ├── BackendUnavailable         the backend that the workers share is not available
      │    └── UsageError                 the program uses Weft in a wrong way; most are raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
      │         └── StartError            the server cannot be started with these options
@@ -38,11 +39,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "AuthorizationFailed", "CannotAnswer", "ConnectionFailed", "HeaderMismatch", "InternalError", "InvalidAnswer",
-    "InvalidParams", "InvalidRequest", "MethodNotFound", "MissingCapability", "NoBackChannelError", "ParseError",
-    "ProtocolError", "QuestionFailed", "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound",
-    "StartError", "ToolError", "UndeclaredExtension", "UnsupportedVersion", "UsageError", "VersionMismatch",
-    "WeftError",
+    "AuthorizationFailed", "BackendUnavailable", "CannotAnswer", "ConnectionFailed", "HeaderMismatch", "InternalError",
+    "InvalidAnswer", "InvalidParams", "InvalidRequest", "MethodNotFound", "MissingCapability", "NoBackChannelError",
+    "ParseError", "ProtocolError", "QuestionFailed", "RegistrationError", "RemoteError", "RequestTimeout",
+    "ResourceNotFound", "StartError", "ToolError", "UndeclaredExtension", "UnsupportedVersion", "UsageError",
+    "VersionMismatch", "WeftError",
 ]  # fmt: skip
 
 
@@ -240,6 +241,10 @@ class VersionMismatch(WeftError):
             f"{', '.join(self.theirs) or 'none that it names'}, this client {', '.join(self.ours)}. Update the older "
             "side, or remove the options that fix the version here (`version=`, `eras=`)."
         )
+
+
+class BackendUnavailable(WeftError):
+    """The backend that the workers share cannot be reached, is full, or does not answer in time."""
 
 
 class UsageError(WeftError):

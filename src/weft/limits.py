@@ -35,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_seconds: float = 30.0  # to receive the whole body of a request
     write_seconds: float = 10.0  # to write to a peer that does not read
     drain_seconds: float = 5.0  # for running requests to finish when the server stops
+    drain_notice_seconds: float = 0.0  # between SIGTERM and the end of accepting connections, for load balancers
     ask_seconds: float = 600.0  # for a client to answer a question of the server
     keep_alive_seconds: float = 15.0  # between two keep-alive messages on an open stream
     stdio_linger_seconds: float = 50e-6  # how long stdio polls for the next line before it waits; 0: no polling
@@ -53,6 +54,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 100  # messages in one batch (array), in protocol versions that have batches
     input_rounds: int = 32  # rounds of questions in one call
     asks_per_call: int = 100  # questions of one call, in all rounds
+
+    # HTTP requests of one principal or address, at all workers that share a backend; 0: no limit.
+    requests_per_minute: int = 0  # beyond it a request is answered with 429
+    requests_at_once: int = 0  # being served at the same time, listen streams not counted; beyond it: 429
 
     # Messages of one call before its answer, per second; 0: no limit.
     progress_per_second: int = 100

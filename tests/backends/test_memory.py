@@ -1,6 +1,7 @@
 """The contract of a Backend, as the one in memory keeps it."""
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -187,6 +188,23 @@ async def test_what_ends_sooner_is_forgotten_sooner_though_it_came_later() -> No
     assert await backend.store.get("long") == b"1"
 
 
+async def test_permits_that_are_kept_for_longer_do_not_disturb_the_others(backend: MemoryBackend, clock: Clock) -> None:
+    async def take(key: str) -> float:
+        return await backend.store.take(key, count=2, seconds=10)
+
+    assert await take("a") == 0  # may be forgotten after 10 s
+    clock.now += 1
+    assert await take("b") == 0  # after 11 s
+    clock.now += 8.5
+    assert [await take("a") for _ in range(2)] == [0, 0]  # not before 19.5 s
+    clock.now += 2
+    assert await take("c") == 0  # now those that are over are forgotten
+    assert await take("a") > 0
+    clock.now += 20
+    assert await take("d") == 0
+    assert list(backend.store._permits) == ["d"]  # type: ignore[attr-defined] - of the memory one
+
+
 def test_what_is_over_is_forgotten_also_in_another_event_loop() -> None:
     backend = MemoryBackend()
     asyncio.run(backend.store.put("first", b"1", ttl=0.2))
@@ -199,3 +217,28 @@ def test_what_is_over_is_forgotten_also_in_another_event_loop() -> None:
 
     asyncio.run(go_on())
     assert held(backend)[0] == 1
+
+
+@pytest.mark.security("R12")
+@pytest.mark.parametrize("seconds", [math.nan, "60", None])
+async def test_a_time_to_live_that_is_no_number_changes_nothing(seconds: Any) -> None:
+    backend = MemoryBackend()
+    for call in (
+        lambda: backend.store.put("key", b"1", ttl=seconds),
+        lambda: backend.store.take("permits", count=1, seconds=seconds),
+        lambda: backend.log.append("log", b"1", ttl=seconds, most=1),
+        lambda: backend.log.append("log", b"1", ttl=60, most=0),
+        lambda: backend.sets.add("set", "name", ttl=seconds),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            await call()
+    assert await backend.store.get("key") is None
+    assert await backend.sets.names("set") == []
+    await backend.store.put("key", b"2", ttl=60)
+    with pytest.raises((ValueError, TypeError)):
+        await backend.store.touch("key", ttl=seconds)
+    assert await backend.store.get("key") == b"2"
+    assert await backend.store.take("permits", count=1, seconds=60) == 0
+    assert await backend.log.read("log", 0) == ()
+    assert await backend.log.append("log", b"2", ttl=60, most=1) > 0
+    assert await backend.sets.add("set", "name", ttl=60)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import weft
+import weft.auth
 from weft.cli import serving as serving_module
 from weft.server.run.listening import bind, try_line
 
@@ -284,11 +285,72 @@ def test_what_to_try_at_a_protected_server_is_what_most_callers_may(tools: list[
 
 
 def test_run_with_workers(folder: Path) -> None:
-    with serving(folder, "server.py:server", "--port", "0", "--workers", "2", "--no-sessions") as (process, url, said):
-        assert eventually(lambda: run_weft("call", url, "count", cwd=folder).returncode == 0)
+    with serving(folder, "server.py:server", "--port", "0", "--workers", "2") as (process, url, said):
+        assert run_weft("call", url, "count", cwd=folder).returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert not any("sessions" in line for line in said)
+
+
+OWN_BACKEND = "from weft import Server\nfrom weft.backends.memory import MemoryBackend\n"
+OWN_BACKEND += "server = Server('s', backend=MemoryBackend())\n"
+WHICH_BACKEND = """
+from weft import Server
+server = Server("s")
+@server.tool
+def backend() -> str:
+    return type(server.engine.whole_backend).__name__
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ([], "MemoryBackend"),
+        (["--reload"], "MemoryBackend"),
+        (["--workers", "2"], "SocketBackend"),  # a local backend cannot be shared otherwise
+    ],
+)
+def test_run_with_a_backend(folder: Path, options: list[str], kind: str) -> None:
+    (folder / "which.py").write_text(WHICH_BACKEND)
+    with serving(folder, "which.py", "--port", "0", "--backend", "memory:", *options) as (_, url, _):
+        assert run_weft("call", url, "backend", cwd=folder).stdout == f"{kind}\n"
+
+
+@pytest.mark.mistake("two backends")
+def test_run_with_a_backend_where_the_file_has_another(folder: Path) -> None:
+    (folder / "own.py").write_text(OWN_BACKEND)
+    done = run_weft("run", "own.py", "--http", "--backend", "memory:", cwd=folder)
+    sentence = "weft: The server in the file has a backend= already. Remove it there, or leave --backend out.\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+
+
+@pytest.mark.security("R1")
+@pytest.mark.mistake("a backend that does not exist")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--backend", "mongo://me:hidden@db"], "--backend cannot be used. There is no backend for URLs that begin"),
+        (["--backend=mongo://me:hidden@db", "--reload"], "--backend cannot be used. There is no backend for URLs that"),
+        (["--backend", "redis://me:hidden@db", "--wrong"], "weft run has no option --wrong; see weft run --help."),
+        (["mongo://me:hidden@db"], "weft run has no argument mongo://***@db; see weft run --help."),
+    ],
+)
+def test_the_password_of_a_backend_is_not_printed(folder: Path, options: list[str], sentence: str) -> None:
+    done = run_weft("run", "server.py", "--http", *options, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"weft: {sentence}")
+    assert "hidden" not in done.stderr
+
+
+def test_a_backend_that_the_environment_names_and_does_not_exist(folder: Path) -> None:
+    done = run_weft("run", "server.py", cwd=folder, env={**os.environ, "WEFT_BACKEND": "mongo://me:hidden@db"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "weft: The environment variable WEFT_BACKEND cannot be used. There is no backend for URLs that begin with"
+    )
+    assert "server.py" not in done.stderr
+    assert "hidden" not in done.stderr
 
 
 def test_run_reloads_when_the_code_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,18 +16,23 @@ from weft.server.run.loading import Target, load
 
 PROGRAM = """
 import asyncio
+from pathlib import Path
 from pydantic import BaseModel
 from weft import Context, Server
 
 server = Server("flights", state_keys=["a secret that the workers share"])
-charges = []
+charges = Path(__file__).with_suffix(".charges")
 
 class Seat(BaseModel):
     number: str
 
 def charge(flight: str) -> str:
-    charges.append(flight)
-    return f"receipt {len(charges)}"
+    with charges.open("a") as book:
+        book.write(flight + "\\n")
+    return f"receipt {count()}"
+
+def count() -> int:
+    return len(charges.read_text().splitlines())
 
 @server.tool
 async def book(ctx: Context, flight: str) -> str:
@@ -35,7 +40,7 @@ async def book(ctx: Context, flight: str) -> str:
     receipt = await ctx.once("charge", charge, flight)
     seat, roots = await asyncio.gather(ctx.elicit("Which seat?", Seat), ctx.list_roots())
     said = await ctx.sample(f"Praise {seat.value.number}", max_tokens=9)
-    return f"{flight} {seat.value.number} {roots[0].uri} {said.content.text} {receipt} of {len(charges)}"
+    return f"{flight} {seat.value.number} {roots[0].uri} {said.content.text} {receipt} of {count()}"
 
 @server.prompt
 async def greet(ctx: Context) -> str:
@@ -138,7 +143,8 @@ def test_a_lacking_capability_is_the_same_error_everywhere(peer: Peer, method: s
 def test_state_is_refused_the_same_everywhere(peer: Peer) -> None:
     retry = retry_of(peer("tools/call", BOOK)[-1]["result"])
     other = {"name": "book", "arguments": {"flight": "LX39"}}
-    tampered = {**retry, "requestState": retry["requestState"][:-2] + "AA"}
+    state = retry["requestState"]
+    tampered = {**retry, "requestState": state[:-4] + ("B" if state[-4] == "A" else "A") + state[-3:]}
     for params in ({**other, **retry}, {**BOOK, **tampered}):
         (response,) = peer("tools/call", params)
         assert response["error"]["code"] == -32602

@@ -13,11 +13,13 @@ from jwt.algorithms import ECAlgorithm
 from support import Live, encode, headers_for, message, serve
 from support.protected import ERAS, Peer, challenge_of, make_protected, protect
 from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_for, rsa_jwk, rsa_key, token_for
+from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
 from weft.server.auth import Dpop
 from weft.server.auth import dpop as module
 from weft.server.auth.bearer_auth import BearerAuth
 from weft.server.auth.dpop import thumbprint
+from weft.server.calls import shares
 
 
 @pytest.fixture(scope="module")
@@ -231,12 +233,64 @@ def test_a_nonce_can_be_demanded() -> None:
 
 @pytest.mark.security("R12")
 def test_what_is_remembered_of_proofs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_SEEN", 2)
+    monkeypatch.setattr(module, "_MOST_SEEN", 4)
     with serve(make_protected(protect(dpop=Dpop(window=1)))) as live:
         peer = Bound(live, "stateless", token())
         assert [peer.tool("who").status for _ in range(3)] == [200, 200, 401]
         time.sleep(2.1)
         assert peer.tool("who").status == 200
+
+
+@pytest.mark.security("R12")
+def test_who_uses_too_many_proofs_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_SEEN", 8)
+    with serve(make_protected()) as live:
+        mallory = [token_for("mallory", cnf=bound_to(name)) for name in ("first", "other")]
+        used = [
+            Peer(live, "stateless", one, scheme="DPoP").tool("who", {"DPoP": proof_for(one, key=key)})
+            for one, key in zip(mallory * 4, ("first", "other") * 4, strict=True)
+        ]
+        assert [response.status for response in used] == [200] * 4 + [401] * 4  # with both of its keys together
+        assert "Too many proofs" in challenge_of(used[-1])[1]["error_description"]
+        assert Bound(live, "stateless", token()).tool("who").status == 200
+
+
+@pytest.mark.security("R12")
+async def test_a_key_without_a_known_caller_has_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_SEEN", 8)
+    server: Any = SimpleNamespace(backend=MemoryBackend())
+    proofs = module.Proofs(Dpop(), server)
+    for number in range(4):
+        await proofs.use(module.Proof("mallory's", str(number)))
+    with pytest.raises(module.ProofRefused, match="Too many proofs were used in the last 120 seconds"):
+        await proofs.use(module.Proof("mallory's", "4"))
+    await proofs.use(module.Proof("bob's", "0"))
+
+
+@pytest.mark.security("R14")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_proof_that_one_worker_has_accepted_is_refused_by_another(era: str) -> None:
+    shared = MemoryBackend()
+    workers = [make_protected(backend=shared) for _ in range(2)]
+    with serve(workers[0]) as one, serve(workers[1]) as other:
+        good = token()
+        proof = {"DPoP": proof_for(good)}
+        assert Bound(one, era, good).tool("who", proof).status == 200
+        again = Bound(other, era, good).tool("who", proof)
+        assert (again.status, challenge_of(again)[1]["error"]) == (401, "invalid_dpop_proof")
+        assert "used before" in challenge_of(again)[1]["error_description"]
+
+
+async def test_a_proof_that_was_not_accepted_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: Any = SimpleNamespace(backend=MemoryBackend())
+    one, other = (module.Proofs(Dpop(), shared) for _ in range(2))
+    await one.use(module.Proof("key", "a"))
+    with pytest.raises(module.ProofRefused, match="used before"):
+        await other.use(module.Proof("key", "a"))
+    monkeypatch.setattr(shared.backend, "store", BrokenStore())
+    with pytest.raises(ConnectionError):
+        await other.use(module.Proof("key", "b"))
+    assert (len(one._seen), len(other._seen)) == (1, 0)
 
 
 @pytest.mark.security("R12")
@@ -246,7 +300,7 @@ async def test_a_proof_id_that_comes_again_does_not_keep_older_ones_in_memory(mo
             return True
 
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(shares, "time", clock)
     server: Any = SimpleNamespace(backend=SimpleNamespace(store=Forgetful()))
     proofs = module.Proofs(Dpop(window=1), server)
     for name in "abcdef":

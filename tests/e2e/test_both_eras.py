@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, Live, serve
+from support.notes import Notes
 from support.raw_sessions import Exchange, Reply, SocketPeer, accept, called, eventually, message
 from weft import Context, Server
 
@@ -17,15 +18,22 @@ CLIENTS = 50  # of each era
 class Gate:
     """Calls that wait until they are let go, and what became of them."""
 
-    def __init__(self) -> None:
-        self.waiting: set[str] = set()
-        self.cancelled: set[str] = set()
-        self.event = asyncio.Event()
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+
+    @property
+    def waiting(self) -> set[str]:
+        return set(self.notes.of("begun")).difference(self.notes.of("over"))
+
+    @property
+    def cancelled(self) -> set[str]:
+        return set(self.notes.of("cancelled"))
 
 
-def make_server() -> Server:
-    server = Server("both")
-    gate = server.gate = Gate()
+def make_server(notes: Notes | None = None, **options: Any) -> Server:
+    server = Server("both", **options)
+    notes = Notes() if notes is None else notes
+    server.gate = Gate(notes)
 
     @server.tool
     async def ask(ctx: Context, name: str) -> str:
@@ -42,19 +50,19 @@ def make_server() -> Server:
 
     @server.tool
     async def wait(name: str) -> str:
-        gate.waiting.add(name)
+        notes.add("begun", name)
         try:
-            await gate.event.wait()
+            await notes.until("released")
         except asyncio.CancelledError:
-            gate.cancelled.add(name)
+            notes.add("cancelled", name)
             raise
         finally:
-            gate.waiting.discard(name)
+            notes.add("over", name)
         return f"{name} waited"
 
     @server.tool
     async def release() -> None:
-        gate.event.set()
+        notes.add("released", "now")
 
     return server
 

@@ -88,15 +88,19 @@ async def model_by_hand(ctx: Context) -> Any:
     return InputRequired({"k": ask_model("Hello", max_tokens=1, tools=[Tool("look", {"type": "object"})])})
 
 
-@pytest.fixture(scope="module")
-def asking() -> Iterator[Live]:
+def make_asking() -> Server:
     server = Server("asking")
 
     @server.tool
     async def run(ctx: Context, kind: str) -> Any:
         return await QUESTIONS[kind](ctx)
 
-    with serve(server) as live:
+    return server
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[Live]:
+    with serve(make_asking()) as live:
         yield live
 
 

@@ -38,6 +38,7 @@ class FlakyBackend(MemoryBackend):
         super().__init__()
         self.store: Any = Flaky(self.store)
         self.log: Any = Flaky(self.log)
+        self.sets: Any = Flaky(self.sets)
         self.bus: Any = Flaky(self.bus)
 
 
@@ -94,12 +95,12 @@ async def peer() -> AsyncIterator[AppPeer]:
 
 
 def parts(peer: AppPeer) -> list[Flaky]:
-    backend: Any = peer.app.runtime.backend
+    backend: Any = peer.app.runtime.whole_backend
     return [backend.store, backend.log, backend.bus]
 
 
 def part(peer: AppPeer, name: str) -> Flaky:
-    return getattr(peer.app.runtime.backend, name)
+    return getattr(peer.app.runtime.whole_backend, name)
 
 
 async def is_at_rest(peer: AppPeer) -> bool:
@@ -307,7 +308,7 @@ async def test_where_the_store_is_down_requests_are_refused_and_nothing_is_left(
     refused = await peer.request("POST", greeting, session=None)
     assert (await refused.refusal(), refused.headers.get("mcp-session-id")) == ((500, -32603), None)
     assert (await refused.json())["id"] == 0
-    assert "Serving an HTTP request raised ConnectionError: the backend is down" in caplog.text
+    assert "raised ConnectionError: the backend is down" in caplog.text
     assert (len(peer.app.runtime.sessions), peer.app.runtime.in_flight) == (0, 0)
     part(peer, "store").is_down = False
     await peer.open()
@@ -335,18 +336,26 @@ async def test_what_another_worker_has_changed_is_read_when_the_store_is_back(pe
     await peer.open()
     await (await peer.post(called("add", 1, a=1, b=1))).body()
     engine = peer.app.runtime
-    other = AppPeer(make_server(backend=engine.backend).asgi())
-    other.session = peer.session
-    assert await (await other.post(message("logging/setLevel", {"level": "error"}, 2))).result() == {}
     session = engine.sessions._local(peer.session)
-    assert (session.stale, session.connection.log_level) == (True, None)
+    changed = msgspec.structs.replace(session.record, log_level="error")
+    await engine.sessions.records.change(peer.session, session.record, changed)  # as another worker does
+    engine.sessions._mark_stale()  # and the bus was down meanwhile
     part(peer, "store").is_down = True
     assert await (await peer.post(called("add", 3, a=1, b=1))).refusal() == (500, -32603)
     part(peer, "store").is_down = False
     assert await is_at_rest(peer)
     assert session.connection.log_level == "error"
-    await other.app.runtime.stop()
-    await other.leave()
+
+
+async def test_a_session_that_the_backend_has_lost_is_over(peer: AppPeer) -> None:
+    await peer.open()
+    stream, engine = await peer.get(), peer.app.runtime
+    await engine.whole_backend.store.delete(f"failing:session/{peer.session}")
+    assert (await peer.post(called("add", 1, a=1, b=1))).status == 200  # nothing tells this worker
+    engine.sessions._mark_stale()
+    await stream.body()
+    assert (await peer.post(called("add", 2, a=1, b=1))).status == 404
+    assert len(engine.sessions) == 0
 
 
 async def test_a_session_that_cannot_be_ended_for_another_is_in_the_log(

@@ -691,8 +691,8 @@ async def test_nonsense_in_a_session_is_refused_and_the_session_goes_on(at: At) 
         7,
         "",
         "x" * 200,
-        server.engine.sessions._worker,
-        f"{server.engine.sessions._worker}-1",
+        server.engine.fleet.worker,
+        f"{server.engine.fleet.worker}-1",
     ):
         assert (await peer.post(answer_to({"id": unasked}, {}))).status == 202
     for event in ("nonsense", "0", "0.", "0.x", f"0.{'9' * 30}", "\u00e4.1", "9-9.5", ".5"):

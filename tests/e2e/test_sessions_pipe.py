@@ -14,7 +14,7 @@ import pytest
 
 from support import VERSION, message
 from support.hotel import LOBBY, make_hotel
-from support.peers import SESSION_VERSIONS, Peer, StdioWay
+from support.peers import ENVIRONMENT, SESSION_VERSIONS, Peer, StdioWay
 from support.sessions import NEWEST, introduction, rpc
 from weft import Connection, Context, Server
 from weft.errors import RemoteError, RequestTimeout
@@ -452,6 +452,7 @@ def test_a_handshake_and_what_follows_may_be_sent_in_one_go(form: str, tmp_path:
     file.write_bytes(lines)
     with file.open("rb") as source:
         given: dict[str, Any] = {"input": lines} if form == "pipe" else {"stdin": source}
-        done = subprocess.run([sys.executable, str(HOTEL)], capture_output=True, timeout=30, check=True, **given)
+        given |= {"capture_output": True, "env": ENVIRONMENT}
+        done = subprocess.run([sys.executable, str(HOTEL)], timeout=30, check=True, **given)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(answer["id"], "result" in answer) for answer in answers] == [(1, True), (2, True)]

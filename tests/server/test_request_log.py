@@ -227,6 +227,7 @@ def test_refusals_by_http(lines: Any) -> None:
         said = lines.now()
     assert said[0] == "refused POST /other 404 127.0.0.1: There is nothing at this path: the MCP endpoint is /mcp."
     assert said[1].startswith("refused POST /mcp 421 127.0.0.1: ")
+    assert said[1].endswith("add it to allowed_hosts=. On the command line, this is --allow-host NAME.")
     assert said[2].startswith("refused POST /mcp 403 127.0.0.1: ")
     assert "\t" not in said[2]
     assert said[3].startswith("refused PUT /mcp 405 127.0.0.1: ")

@@ -1,98 +1,27 @@
-"""Running a server as a process: start, refusal to start, workers, signals, and the guard on the head of a request."""
+"""Running a server as a process: start, refusal to start, signals, and the guard on the head of a request."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
 
+from support.processes import SCRIPT, Process, connect, eventually, pid_of, raw_call, refuses, status
 from weft import Server
 from weft.auth import ResourceServer, StaticTokens
-from weft.backends.memory import MemoryBackend
-from weft.cli.calling import CallFailed, RemoteServer
+from weft.cli.calling import RemoteServer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
 from weft.net.hosts import is_loopback
 from weft.server.run.listening import HttpKeywords, HttpOptions, bind, check_exposure, try_line, url_of
-from weft.server.run.workers import settle_sessions
-
-SCRIPT = """
-import asyncio, os, sys, time
-from weft import Limits, Server
-
-server = Server("runner", limits=Limits(head_seconds=0.5, drain_seconds=0.5, header_bytes=8000))
-
-@server.tool
-async def pid() -> int:
-    return os.getpid()
-
-@server.tool
-async def die() -> int:
-    os._exit(9)
-
-@server.tool
-async def wait() -> str:
-    print("waiting", file=sys.stderr, flush=True)
-    await asyncio.sleep(60)
-    return "never"
-
-@server.tool
-def hang() -> str:
-    print("waiting", file=sys.stderr, flush=True)
-    time.sleep(60)
-    return "never"
-
-"""
-
-
-class Process:
-    """A script that serves over HTTP."""
-
-    def __init__(self, folder: Path, ending: str, script: str = SCRIPT) -> None:
-        file = folder / "script.py"
-        file.write_text(script + ending)
-        self._child = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.PIPE, bufsize=0)
-        self._errors = b""
-
-    def until(self, text: str) -> str:
-        """Wait for a line on stderr that has this text."""
-        pipe = self._child.stderr.fileno()
-        while True:
-            *lines, self._errors = self._errors.split(b"\n")
-            for number, line in enumerate(lines):
-                if text.encode() in line:
-                    self._errors = b"\n".join([*lines[number + 1 :], self._errors])
-                    return line.decode()
-            assert select.select([pipe], [], [], 30)[0], f"{text!r} was not said"
-            chunk = os.read(pipe, 65536)
-            assert chunk, f"{text!r} was not said before the process ended"
-            self._errors += chunk
-
-    def url(self) -> str:
-        return self.until("Weft serves").split(" at ")[1].split()[0]
-
-    def signal(self, number: int) -> None:
-        self._child.send_signal(number)
-
-    def end(self, timeout: float = 30.0) -> tuple[int, str]:
-        _, errors = self._child.communicate(timeout=timeout)
-        return self._child.returncode, (self._errors + errors).decode()
-
-    def kill(self) -> None:
-        self._child.kill()
-        self._child.communicate()
 
 
 @pytest.fixture
@@ -107,21 +36,8 @@ def start(tmp_path: Path):
         yield start
 
 
-def pid_of(url: str) -> int:
-    return RemoteServer(url, 30).call_tool("pid", {})["structuredContent"]
-
-
-def connect(url: str) -> socket.socket:
-    host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
-
-
-def status(peer: socket.socket) -> int:
-    """Read one whole response."""
-    response = http.client.HTTPResponse(peer)
-    response.begin()
-    response.read()
-    return response.status
+WITHOUT_HTTPTOOLS = "import sys; sys.modules['httptools'] = None; import importlib.util as u; f = u.find_spec\n"
+WITHOUT_HTTPTOOLS += "u.find_spec = lambda name, *rest: None if name == 'httptools' else f(name, *rest)\n"
 
 
 # Starting.
@@ -355,24 +271,27 @@ def test_the_second_interrupt_ends_it_at_once(start) -> None:
         assert process.end(timeout=30)[0] == 130
 
 
-def raw_call(tool: str) -> bytes:
-    from weft.eras.client import StatelessClient
-    from weft.jsonrpc import encode_request
-    from weft.types.base import Implementation
-    from weft.types.lifecycle import ClientCapabilities
-
-    era, call = StatelessClient(), {"name": tool}
-    headers = era.headers("tools/call", call)
-    params = era.stamp("tools/call", call, info=Implementation("test", "1"), capabilities=ClientCapabilities())
-    body = encode_request(1, "tools/call", params)
-    fixed = {
-        "Host": "localhost",
-        "Content-Type": "application/json",
-        "Accept": "application/json, text/event-stream",
-        "Content-Length": str(len(body)),
-    }
-    lines = [f"{name}: {value}" for name, value in {**fixed, **headers}.items()]
-    return ("POST /mcp HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\n").encode() + body
+@pytest.mark.parametrize("without", ["", WITHOUT_HTTPTOOLS], ids=["httptools", "h11"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_sigterm_a_kept_connection_has_one_more_answer(start, number: int, without: str) -> None:
+    process = start(script=without + SCRIPT.replace("drain_seconds=0.5", "drain_seconds=5"))
+    url = process.url()
+    with connect(url) as used, connect(url) as idle, connect(url) as open_request:
+        for peer in (used, idle):
+            peer.sendall(raw_call("pid"))
+            assert status(peer) == 200
+        open_request.sendall(raw_call("wait"))
+        process.until("waiting")
+        process.signal(number)
+        assert eventually(lambda: refuses(url))
+        if number == signal.SIGINT:
+            assert idle.recv(1) == used.recv(1) == b""
+        else:
+            used.sendall(raw_call("pid"))
+            answer = b"".join(iter(lambda: used.recv(1000), b""))  # to the end: the server closes the connection
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"\r\nconnection: close\r\n" in answer.lower()
+            assert idle.recv(1) == b""  # after a second
 
 
 # The guard.
@@ -387,10 +306,6 @@ def drip(peer: socket.socket, parts: Any, seconds: float) -> float | None:
         if select.select([peer], [], [], seconds)[0]:
             return time.monotonic() - since
     return None
-
-
-WITHOUT_HTTPTOOLS = "import sys; sys.modules['httptools'] = None; import importlib.util as u; f = u.find_spec\n"
-WITHOUT_HTTPTOOLS += "u.find_spec = lambda name, *rest: None if name == 'httptools' else f(name, *rest)\n"
 
 
 @pytest.mark.security("D6")
@@ -565,199 +480,17 @@ def test_there_are_no_tunnels(start) -> None:
         assert status(peer) == 405
 
 
-# Workers.
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def eventually(fact: Any) -> bool:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        if fact():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def pids(url: str, count: int) -> set[int]:
-    """The processes that answer, asked until there are `count`."""
-    found: set[int] = set()
-
-    def ask() -> bool:
-        found.update(pid_of(url) for _ in range(10))
-        return len(found) >= count
-
-    assert eventually(ask), f"only {found} answer"
-    return found
-
-
-GUARDED = "if __name__ == '__main__':\n    server.run('http', port=0, workers=2)"
-
-
-@pytest.mark.parametrize("ending", [GUARDED, "server.run('http', port=0, workers=2)"])
-def test_several_workers_serve_and_end_together(start, ending: str) -> None:
-    process = start(ending)
-    workers = pids(process.url(), 2)
-    process.signal(signal.SIGINT)
-    code, errors = process.end()
-    assert code == 0
-    assert "Traceback" not in errors
-    assert all(map(gone, workers))
-
-
-def test_workers_share_a_key_also_where_the_variable_for_it_is_empty(start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_STATE_KEY", "")
-    tool = "@server.tool\nasync def key() -> str:\n    return os.environ['WEFT_STATE_KEY']\n"
-    url = start(tool + GUARDED).url()
-    pids(url, 2)
-    keys = {RemoteServer(url, 30).call_tool("key", {})["content"][0]["text"] for _ in range(20)}
-    assert [len(key) for key in keys] == [64]
-
-
-class HandshakeClient:
-    """Opens with a handshake, and sends each message on a connection of its own, so that any worker gets it."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        info = {"protocolVersion": NEWEST.version, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
-        opened = self.send("initialize", info)
-        self._headers["MCP-Protocol-Version"] = NEWEST.version
-        self.session = opened.headers.get("mcp-session-id")
-        if self.session is not None:
-            self._headers["Mcp-Session-Id"] = self.session
-        self.send("notifications/initialized", id=None)
-
-    def send(self, method: str, params: Any = None, id: int | None = 1) -> http.client.HTTPResponse:
-        message = {"jsonrpc": "2.0", "method": method, "params": params or {}} | ({} if id is None else {"id": id})
-        peer = connect(self._url)
-        head = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
-        body = json.dumps(message).encode()
-        peer.sendall(
-            f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-        )
-        with contextlib.closing(peer):
-            response = http.client.HTTPResponse(peer)
-            response.begin()
-            self.body = response.read()
-        assert response.status in (200, 202), (response.status, self.body)
-        return response
-
-    def pid(self) -> int:
-        self.send("tools/call", {"name": "pid", "arguments": {}})
-        return int(json.loads(self.body)["result"]["content"][0]["text"])
-
-
-def test_any_worker_serves_a_client_that_opened_with_a_handshake_at_another(start) -> None:
-    process = start(GUARDED)
-    url = process.url()
-    assert process.until("without sessions").endswith(
-        "To have sessions, use one worker or a shared backend=; sessions=False (--no-sessions) leaves this line out."
-    )
-    pids(url, 2)
-    client = HandshakeClient(url)
-    assert client.session is None
-    served: set[int] = set()
-    assert eventually(lambda: served.update(client.pid() for _ in range(20)) or len(served) == 2)
-
-
-@pytest.mark.parametrize("setting", ["sessions=False", "eras=('stateless',)"])
-def test_workers_without_sessions_say_nothing_of_it_where_it_was_asked_for(start, setting: str) -> None:
-    script, ending = SCRIPT, GUARDED
-    if setting.startswith("eras"):
-        script = script.replace('Server("runner"', f'Server("runner", {setting}')
-    else:
-        ending = ending.replace("workers=2", f"workers=2, {setting}")
-    process = start(ending, script)
-    pids(process.url(), 2)
-    process.signal(signal.SIGINT)
-    assert "sessions" not in process.end()[1]
-
-
-def test_one_process_serves_without_sessions_if_told_so(start) -> None:
-    assert HandshakeClient(start().url()).session is not None
-    assert HandshakeClient(start("server.run('http', port=0, sessions=False)").url()).session is None
-
-
-@pytest.mark.parametrize("setting", ["sessions=True", "sse_path='/sse'", "sse_path='/sse', sessions=False"])
-def test_sessions_at_workers_that_share_nothing_are_refused(start, setting: str) -> None:
-    code, errors = start(GUARDED.replace("workers=2", f"workers=2, {setting}")).end()
-    assert code == 1
-    assert "is not possible with workers=2: each worker has its own memory" in errors
-    assert errors.endswith("Use one worker, or give the server a backend= that the workers share.\n")
-
-
-def test_workers_that_share_a_backend_have_sessions() -> None:
-    memory = MemoryBackend()
-    server = Server("sharing", backend=SimpleNamespace(store=memory.store, log=memory.log, bus=memory.bus))
-    assert settle_sessions(server.engine, HttpOptions(workers=2)).sessions is True
-    assert settle_sessions(server.engine, HttpOptions(workers=2, sessions=False)).sessions is False
-
-
-def test_a_worker_that_dies_is_replaced(start) -> None:
-    process = start(GUARDED)
-    url = process.url()
-    before = pids(url, 2)
-    time.sleep(1)
-    with contextlib.suppress(CallFailed):
-        RemoteServer(url, 30).call_tool("die", {})
-    process.until("is replaced")
-    assert len(pids(url, 2) | before) == 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_who_comes_while_workers_end_is_refused_at_once(start) -> None:
-    script = SCRIPT.replace("drain_seconds=0.5", "drain_seconds=40")
-    process = start(GUARDED, script=script)
-    url = process.url()
-    with connect(url) as peer:
-        peer.sendall(raw_call("wait"))
-        process.until("waiting")
-        process.signal(signal.SIGTERM)
-        assert eventually(lambda: refuses(url))  # workers look for the signal ten times a second
-
-
-def refuses(url: str) -> bool:
-    try:
-        connect(url).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def test_workers_end_when_their_parent_is_killed(start) -> None:
-    process = start(GUARDED)
-    workers = pids(process.url(), 2)
-    process.signal(signal.SIGKILL)
-    assert eventually(lambda: all(map(gone, workers)))
-
-
-def test_workers_are_watched_over_from_any_thread(start) -> None:
-    process = start(GUARDED.replace("server.run(", "asyncio.run(asyncio.to_thread(server.run, ") + ")")
-    workers = pids(process.url(), 2)
-    process.signal(signal.SIGKILL)
-    assert eventually(lambda: all(map(gone, workers)))
-
-
-def test_workers_need_a_server_they_can_find(start) -> None:
-    code, errors = start(
-        "def main(server=server):\n    server.run('http', port=0, workers=2)\ns = [server]; del server\nmain()"
-    ).end()
-    assert code == 1
-    assert errors.startswith("Each worker loads the server itself, so it has to be a global variable of the script")
-
-
-def test_a_worker_that_cannot_start_stops_everything(start) -> None:
-    ending = "import __main__\nif not hasattr(__main__, 'server'):\n    raise ValueError('only in workers')\n" + GUARDED
-    code, errors = start(ending).end()
-    assert code == 1
-    assert "ValueError: only in workers" in errors
-    assert errors.splitlines()[-1] == "A worker could not start; the reason is printed above."
+@pytest.mark.parametrize(("setting", "expected"), [("", True), (", sessions=True", True), (", sessions=False", False)])
+def test_one_process_serves_without_sessions_if_told_so(start, setting: str, *, expected: bool) -> None:
+    url = start(f"server.run('http', port=0{setting})").url()
+    params = {"protocolVersion": NEWEST.version, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+    with contextlib.closing(http.client.HTTPConnection(url.split("/")[2], timeout=30)) as connection:
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        connection.request("POST", "/mcp", body, headers)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert (answer.getheader("mcp-session-id") is not None) == expected
 
 
 def test_type_checkers_know_every_option() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.raw_sessions import FORM, AppPeer, Reply, called, eventually, message
-from weft import Context, Limits, Server
+from weft import Context, Limits, MemoryBackend, Server
 
 
-def make_server(**limits: Any) -> Server:
-    server = Server("sessions", limits=Limits(drain_seconds=0.3, **limits))
+def make_server(backend: Any = None, **limits: Any) -> Server:
+    server = Server("sessions", limits=Limits(drain_seconds=0.3, **limits), backend=backend)
     server.said = []
 
     @server.tool
@@ -196,11 +196,11 @@ async def test_a_server_that_was_stopped_can_serve_again() -> None:
 
 
 async def test_a_bus_that_fails_is_joined_once_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = make_server()
+    server = make_server(backend=MemoryBackend())
     bus: Any = server.backend.bus
     subscribe = bus.subscribe
 
-    async def fail(topic: str, hear: Any) -> Any:
+    async def fail(*_: Any) -> Any:
         raise ConnectionError("the bus is down")
 
     peer = AppPeer(server.asgi())
@@ -224,14 +224,14 @@ async def test_the_lifespan_ends_also_where_the_bus_cannot_be_left(caplog: pytes
         yield
         ended.append("lifespan")
 
-    server = Server("s", lifespan=lifespan)
+    server = Server("s", lifespan=lifespan, backend=MemoryBackend())
 
     async def fail() -> None:
-        await leave()
         raise ConnectionError("the bus is down")
 
     await AppPeer(server.asgi()).open()
-    leave, server.engine.sessions._leave_bus = server.engine.sessions._leave_bus, fail
+    server.engine.fleet._leave_bus.append(fail)
     await server.stop()
-    assert (ended, server.backend.bus._topics) == (["lifespan"], {})
-    assert "Leaving the Backend's bus raised ConnectionError" in caplog.text
+    assert ended == ["lifespan"]
+    told = "This worker could not sign off from the backend (the bus is down). The others notice within 15 s."
+    assert told in caplog.text

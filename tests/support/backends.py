@@ -12,6 +12,8 @@ class Yielding:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.is_gone = False
+        self.failure: Exception = ConnectionError("the store is gone")  # what is raised then
+        self.is_deaf = False  # whether everything is done, and then fails as if it had not been
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._inner, name)
@@ -19,8 +21,10 @@ class Yielding:
         async def call(*args: Any, **options: Any) -> Any:
             await asyncio.sleep(0)
             if self.is_gone:
-                raise ConnectionError("the store is gone")
+                raise self.failure
             result = await function(*args, **options)
+            if self.is_deaf:
+                raise self.failure
             await asyncio.sleep(0)
             return result
 
@@ -28,11 +32,20 @@ class Yielding:
 
 
 class YieldingBackend:
+    is_local = True
+
     def __init__(self) -> None:
         self.memory = MemoryBackend()
-        self.store, self.log, self.bus = (
-            Yielding(part) for part in (self.memory.store, self.memory.log, self.memory.bus)
+        memory = self.memory
+        self.store, self.log, self.sets, self.bus = (
+            Yielding(part) for part in (memory.store, memory.log, memory.sets, memory.bus)
         )
+
+    async def start(self) -> None:
+        pass
+
+    async def ping(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass

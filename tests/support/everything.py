@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel
 
+from support.notes import Notes
 from weft import Context, Image, Limits, MirroredHeader, ProtocolError, ResourceNotFound, Server, ToolError
 from weft.types import CallToolResult, ResourceContents, TextContent
 
@@ -18,25 +19,12 @@ class Seat(BaseModel):
     window: bool = False
 
 
-class Log:
-    """What handlers saw, for a test to read: by a token that the test makes up."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, list[str]] = {}
-
-    def add(self, token: str, event: str) -> None:
-        self.events.setdefault(token, []).append(event)
-
-    def of(self, token: str) -> list[str]:
-        return self.events.get(token, [])
-
-
-def make_server(*, limits: Limits | None = None, **options: Any) -> Server:
-    """A server with something of everything. `server.log` holds what its handlers saw."""
+def make_server(*, limits: Limits | None = None, notes: Notes | None = None, **options: Any) -> Server:
+    """A server with something of everything. `server.log` has what its handlers saw, by tokens of the tests."""
     server = Server(
         "everything", version="2.0", title="Everything", instructions="Try it.", limits=limits or Limits(), **options
     )
-    server.log = Log()  # type: ignore[attr-defined] - for the tests alone
+    server.log = Notes() if notes is None else notes  # type: ignore[attr-defined] - for the tests alone
     _add_plain_tools(server)
     _add_failing_tools(server)
     _add_waiting_tools(server, server.log)  # type: ignore[attr-defined] - as above
@@ -127,7 +115,7 @@ def _failures() -> dict[str, BaseException]:
     }
 
 
-def _add_waiting_tools(server: Server, log: Log) -> None:
+def _add_waiting_tools(server: Server, log: Notes) -> None:
     @server.tool
     async def wait(ctx: Context, token: str, progress: int = 0) -> str:
         """Wait for ever, after so many steps of progress."""
@@ -155,7 +143,7 @@ def _add_waiting_tools(server: Server, log: Log) -> None:
         return "done"
 
 
-def _add_telling_tools(server: Server, log: Log) -> None:
+def _add_telling_tools(server: Server, log: Notes) -> None:
     @server.tool
     async def steps(ctx: Context, values: list[float]) -> str:
         """Report this progress."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from support.notes import Notes
 from weft import (
     Audio,
     Context,
@@ -35,7 +36,8 @@ class Guest(BaseModel):
     nights: int = 1
 
 
-def make_hotel(**options: Any) -> Server:
+def make_hotel(notes: Notes | None = None, **options: Any) -> Server:
+    """The hotel. Its processes, if there are several, share `notes`."""
     server = Server(
         "hotel",
         version="1.0",
@@ -47,7 +49,7 @@ def make_hotel(**options: Any) -> Server:
         **options,
     )
     _add_plain_tools(server)
-    _add_telling_tools(server)
+    _add_telling_tools(server, Notes() if notes is None else notes)
     _add_asking_tools(server)
     _add_questions_to_clients(server)
     _add_changing_tools(server)
@@ -87,9 +89,7 @@ def _add_plain_tools(server: Server) -> None:
         }
 
 
-def _add_telling_tools(server: Server) -> None:
-    waits: dict[str, str] = {}
-
+def _add_telling_tools(server: Server, notes: Notes) -> None:
     @server.tool
     async def clean(ctx: Context, rooms: int) -> str:
         """Clean, and say how far it is."""
@@ -107,44 +107,42 @@ def _add_telling_tools(server: Server) -> None:
     @server.tool
     async def wait(ctx: Context, label: str) -> str:
         """Wait for ever, after one sign of life."""
-        waits[label] = "waiting"
+        notes.add(label, "waiting")
         try:
             await ctx.report_progress(1)
             await asyncio.sleep(600)
         except asyncio.CancelledError:
-            waits[label] = "given up"
+            notes.add(label, "given up")
             await ctx.report_progress(2)
             raise
         return "done"
 
-    released: dict[str, asyncio.Event] = {}
-
     @server.tool
     async def hold(ctx: Context, label: str, leave: bool = False) -> str:
         """Report progress, wait to be released, report again; the client may be sent away meanwhile."""
-        waits[label] = "waiting"
+        notes.add(label, "waiting")
         try:
             await ctx.report_progress(1)
             if leave:
                 await ctx.close_stream(0.05)
-            await released.setdefault(label, asyncio.Event()).wait()
+            await notes.until(f"released {label}")
             await ctx.report_progress(2)
         except asyncio.CancelledError:
-            waits[label] = "given up"
+            notes.add(label, "given up")
             raise
-        waits[label] = "done"
+        notes.add(label, "done")
         return f"held {label}"
 
     @server.tool
     async def release(label: str) -> str:
         """Let a hold go on."""
-        released.setdefault(label, asyncio.Event()).set()
+        notes.add(f"released {label}", "now")
         return "released"
 
     @server.tool
     async def wait_of(label: str) -> str:
         """How a wait goes."""
-        return waits.get(label, "unknown")
+        return ["unknown", *notes.of(label)][-1]
 
 
 def _add_asking_tools(server: Server) -> None:
@@ -219,6 +217,12 @@ def _add_changing_tools(server: Server) -> None:
         """Change what a resource holds."""
         server.notify_resource_updated(uri)
         return "painted"
+
+    @server.tool
+    async def rename() -> str:
+        """Say that the prompts have changed."""
+        server.notify_prompts_changed()
+        return "renamed"
 
     async def swim() -> str:
         """Swim."""

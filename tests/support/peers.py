@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -23,12 +24,24 @@ from support.wire import ACCEPT_BOTH, VERSION, Live, headers_for, start_request
 from weft import Server
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
-__all__ = ["SESSION_VERSIONS", "HttpWay", "MemoryWay", "Message", "Peer", "SseWay", "StdioWay", "read_events"]
+__all__ = [
+    "ENVIRONMENT",
+    "SESSION_VERSIONS",
+    "HttpWay",
+    "MemoryWay",
+    "Message",
+    "Peer",
+    "SseWay",
+    "StdioWay",
+    "read_events",
+]
 
 Message = dict[str, Any]
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 CAPABILITIES = {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {"form": {}, "url": {}}}
 PATIENCE = 30.0  # seconds; nothing here takes so long
+# For a program of this folder, which imports others of it.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
 class Way(Protocol):
@@ -244,8 +257,9 @@ class StdioWay:
 
     def __init__(self, script: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
 

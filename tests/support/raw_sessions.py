@@ -6,6 +6,7 @@ Both have one `Exchange` per HTTP request, whose response is read as it comes. M
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ __all__ = [
     "called",
     "eventually",
     "message",
+    "open_sse",
 ]
 
 FORM = {"elicitation": {}}  # the capability
@@ -170,6 +172,14 @@ class Exchange:
         while (found := await self.message()).get("method") != method:
             pass
         return found
+
+    async def first(self) -> bytes:
+        """What came so far and is not read; waits until there is something."""
+        while not self._buffer and not self.ended:
+            self._more.clear()
+            await self._more.wait()
+        self._buffer, first = b"", self._buffer
+        return first
 
     async def rest(self) -> Any:
         """The events until the end."""
@@ -332,6 +342,23 @@ class AppPeer(Peer):
             await exchange.close()
         await asyncio.gather(*(exchange.task for exchange in self.exchanges), return_exceptions=True)
         self.exchanges.clear()
+
+
+async def open_sse(here: AppPeer) -> tuple[Any, Any]:
+    """Open a session of HTTP+SSE: its stream, and a function that sends a message with a peer of any worker."""
+    here.scope["path"] = "/sse"
+    stream = await here.request("GET", session=None)
+    address = re.search(rb"data: (\S+)\?(\S+)", await stream.first())
+    assert address is not None
+
+    async def post(peer: AppPeer, body: Any) -> Any:
+        peer.scope |= {"path": address[1].decode(), "query_string": address[2]}
+        return await peer.request("POST", body, session=None)
+
+    hello = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    assert (await post(here, message("initialize", hello, 0))).status == 202
+    assert "result" in await stream.message()
+    return stream, post
 
 
 class _SocketExchange(Exchange):

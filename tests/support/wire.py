@@ -118,7 +118,7 @@ class RawClient:
 
     port: int
 
-    def connect(self, timeout: float = 10) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = 60) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def send(

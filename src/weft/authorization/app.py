@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,11 +20,13 @@ from weft.authorization.endpoints import AuthorizeEndpoint, TokenEndpoint
 from weft.authorization.grants import Grants, IssuedTokens, Signer
 from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
 from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
-from weft.backends import Backend
+from weft.backends import Backend, default_backend, open_backend
 from weft.backends.memory import MemoryBackend
-from weft.errors import UsageError
+from weft.backends.scoped import ScopedBackend
+from weft.errors import BackendUnavailable, UsageError
 from weft.net.asgi import Receive, Scope, Send
 from weft.net.hosts import HostPolicy, is_loopback, refusal
+from weft.net.logs import Seldom
 from weft.net.urls import check_url, origin_of, same_url, spell
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.request_state import KeyRing
@@ -33,6 +36,8 @@ from weft.server.auth.tokens import LEEWAY
 from weft.server.diagnostics import check_scopes, report
 from weft.server.http.request import Cors, TrustedProxies, is_preflight, preflight_refusal
 from weft.server.runtime.request_log import refused_http
+
+_seldom = Seldom(logging.getLogger("weft.authorization"))  # a logger that skips repeated lines
 
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
@@ -61,7 +66,8 @@ class AuthorizationServer:
             support nothing else.
         documents: Whether a client id may be the URL of a metadata document that describes the client (CIMD).
         key: The private key that signs tokens, in PEM (P-256). Default: a new key for this process.
-        backend: The backend that stores codes, refresh tokens and registrations. Default: the memory of this process.
+        backend: The backend that stores codes, refresh tokens and registrations, as a URL or an object. Default: the
+            URL in the environment variable WEFT_BACKEND, or else the memory of this process.
         access_seconds: Lifetime of an access token.
         refresh_seconds: How long a refresh token is valid if it is not used.
         grace_seconds: How long a client may repeat a request with a refresh token. A repeated request gets the same
@@ -83,7 +89,7 @@ class AuthorizationServer:
         registration: bool = False,
         documents: bool = True,
         key: str | None = None,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         access_seconds: float = 600.0,
         refresh_seconds: float = 30 * 86_400.0,
         grace_seconds: float = 30.0,
@@ -102,7 +108,9 @@ class AuthorizationServer:
             raise UsageError(f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: a client repeats a request soon.")
         _check_unique("clients", [client.client_id for client in clients])
         _check_unique("trusted_issuers", [trusted.issuer for trusted in trusted_issuers])
-        self.backend: Backend = backend or MemoryBackend()
+        given = backend or default_backend()
+        shared = open_backend(given) if isinstance(given, str) else given
+        self.backend: Backend = MemoryBackend() if shared is None else ScopedBackend(shared, issuer)
         store = self.backend.store
         self.issuer = issuer
         self.origin = origin_of(issuer)
@@ -340,13 +348,19 @@ class _App:
             self._routes[f"{base}/introspect"] = {"POST": token.introspect}
         self._own_page = f"{base}/authorize"  # the path of the login page, which has no CORS headers
         self._policy, self._cors, self._proxies = policy, cors, proxies
+        self._backend = server.backend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
-            for done in ("lifespan.startup.complete", "lifespan.shutdown.complete"):
+            for event, work in (("startup", self._backend.start), ("shutdown", self._backend.close)):
                 await receive()
-                await send({"type": done})
+                try:
+                    await work()
+                except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
+                    await send({"type": f"lifespan.{event}.failed", "message": f"{type(error).__name__}: {error}"})
+                    return
+                await send({"type": f"lifespan.{event}.complete"})
         elif scope["type"] == "http":
             if self._cors is not None and scope["path"] != self._own_page:
                 send = self._cors.share(scope, send)
@@ -380,6 +394,10 @@ class _App:
             return error_answer(error.error, str(error), error.status, error.headers)
         except HeaderFault as fault:
             return error_answer("invalid_request", str(fault), fault.status)
+        except BackendUnavailable as error:
+            _seldom.warning("A request was refused, because the backend is not available: %s", error)
+            text = "The server's backend is not available. Try again."
+            return error_answer("temporarily_unavailable", text, 503, [(b"retry-after", b"1")])
         except Exception as error:  # noqa: BLE001 - a login function may raise anything
             text = report("The authorization server", error, debug=False)
             return error_answer("server_error", text, 500)

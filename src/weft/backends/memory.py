@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from weft.backends import Bus, Hear, Log, Store, Unsubscribe
+from weft.backends import Bus, Hear, Log, Sets, Store, Unsubscribe
+from weft.net.rate import Allowance
 
 __all__ = ["Clock", "ExpiringKeys", "MemoryBackend"]
 
@@ -29,14 +31,22 @@ class ExpiringKeys:
         self._next = math.inf  # the first second in which keys may expire
         self._timer: asyncio.TimerHandle | None = None  # runs `_sweep` in that second
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the timer
+        self._is_sweeping = False
 
     def keep(self, key: str, ttl: float) -> None:
-        """Let `key` expire in `ttl` seconds. This replaces an earlier expiry time of the same key."""
+        """Let `key` expire in `ttl` seconds. This replaces an earlier expiry time of the same key.
+
+        `forget` may call this method to keep a key for longer.
+        """
+        _check_seconds(ttl)
         self._leave_second(key)
         now = self._clock()
-        until = self._until[key] = now + ttl
+        until = now + ttl
         second = _second(until)
+        self._until[key] = until
         self._due.setdefault(second, set()).add(key)
+        if self._is_sweeping:
+            return  # `_sweep` sets the timer
         if second < self._next or self._next <= now or self._loop is not asyncio.get_running_loop():
             self._sweep()
 
@@ -64,9 +74,12 @@ class ExpiringKeys:
     def _sweep(self) -> None:
         """Remove all expired keys, and set the timer to the next second in which keys expire."""
         now = self._clock()
-        for second in [second for second in self._due if second <= now]:
-            for key in list(self._due[second]):
+        self._is_sweeping = True
+        try:
+            for key in [key for second, keys in self._due.items() if second <= now for key in keys]:
                 self.end(key)
+        finally:
+            self._is_sweeping = False
         self._next = min(self._due, default=math.inf)
         if self._timer is not None:
             self._timer.cancel()
@@ -79,15 +92,25 @@ def _second(until: float) -> float:
     return until if math.isinf(until) else math.ceil(until)
 
 
+def _check_seconds(seconds: float) -> None:
+    """Raise an exception if `seconds` is not a number. Call this before anything is stored that would never expire."""
+    if math.isnan(seconds):
+        raise ValueError("A time to live must be a number.")
+
+
 class _MemoryStore:
     def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._values: dict[str, bytes] = {}
         self._expiring = ExpiringKeys(clock, lambda key: self._values.pop(key, None))
+        self._permits: dict[str, Allowance] = {}
+        self._expiring_permits = ExpiringKeys(clock, self._forget_permits)
 
     async def get(self, key: str) -> bytes | None:
         return self._values.get(key) if self._expiring.is_kept(key) else None
 
     async def put(self, key: str, value: bytes, *, ttl: float) -> None:
+        _check_seconds(ttl)
         self._values[key] = value
         self._expiring.keep(key, ttl)
 
@@ -108,6 +131,20 @@ class _MemoryStore:
         self._expiring.end(key)
         return existed
 
+    async def take(self, key: str, *, count: int, seconds: float) -> float:
+        permits = self._permits.get(key)
+        if permits is None:
+            _check_seconds(seconds)
+            permits = self._permits[key] = Allowance(count, seconds, clock=self._clock)
+            self._expiring_permits.keep(key, seconds)  # not with each permit, which would take longer than the rest
+        return permits.wait()
+
+    def _forget_permits(self, key: str) -> None:
+        permits = self._permits.pop(key, None)
+        if permits is not None and (left := permits.busy_seconds) > 0:  # permits were taken since
+            self._permits[key] = permits
+            self._expiring_permits.keep(key, left)
+
 
 @dataclass(slots=True)
 class _Entries:
@@ -117,6 +154,10 @@ class _Entries:
     dropped: int = 0  # number of the newest entry that was dropped
 
 
+def _number(entry: tuple[int, bytes]) -> int:
+    return entry[0]
+
+
 class _MemoryLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -124,6 +165,9 @@ class _MemoryLog:
         self._expiring = ExpiringKeys(clock, lambda key: self._logs.pop(key, None))
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
+        _check_seconds(ttl)
+        if most < 1:
+            raise ValueError(f"A log cannot have at most {most} entries.")
         # Numbers come from the clock, so that they increase even after all entries have expired.
         number = max(await self.last(key) + 1, int(self._clock() * 1000), 2)
         entries = self._logs.setdefault(key, _Entries())
@@ -133,11 +177,14 @@ class _MemoryLog:
         self._expiring.keep(key, ttl)
         return number
 
-    async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
+    async def read(self, key: str, after: int, *, most: int | None = None) -> Sequence[tuple[int, bytes]] | None:
         if not self._expiring.is_kept(key):
             return ()
         entries = self._logs[key]
-        return None if 0 < after < entries.dropped else [entry for entry in entries.kept if entry[0] > after]
+        if 0 < after < entries.dropped:
+            return None
+        first = bisect_right(entries.kept, after, key=_number)
+        return entries.kept[first : None if most is None else first + most]
 
     async def last(self, key: str) -> int:
         return self._logs[key].kept[-1][0] if self._expiring.is_kept(key) else 0
@@ -146,15 +193,51 @@ class _MemoryLog:
         self._expiring.end(key)
 
 
+class _MemorySets:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sets: dict[str, dict[str, float]] = {}  # expiry time of each name, by key
+        self._expiring = ExpiringKeys(clock, lambda key: self._sets.pop(key, None))  # each set, with its last name
+
+    async def add(self, key: str, name: str, *, ttl: float, most: int | None = None) -> bool:
+        _check_seconds(ttl)
+        now, names = self._clock(), self._current(key)
+        if most is not None and len(names) - (name in names) >= most:
+            return False
+        names[name] = now + ttl
+        self._sets[key] = names
+        self._expiring.keep(key, max(names.values()) - now)
+        return True
+
+    async def remove(self, key: str, name: str) -> bool:
+        names = self._current(key)
+        existed = names.pop(name, None) is not None
+        if not names:
+            self._expiring.end(key)
+        return existed
+
+    async def names(self, key: str) -> Sequence[str]:
+        return sorted(self._current(key))
+
+    def _current(self, key: str) -> dict[str, float]:
+        """Return the names in a set that have not expired, and delete the others."""
+        now, names = self._clock(), self._sets.get(key, {})
+        for name in [name for name, until in names.items() if until <= now]:
+            del names[name]
+        return names
+
+
 class _MemoryBus:
     def __init__(self) -> None:
         self._topics: dict[str, dict[object, Hear]] = {}
 
-    async def publish(self, topic: str, message: bytes) -> None:
-        for hear in list(self._topics.get(topic, {}).values()):
+    async def publish(self, topic: str, message: bytes) -> int:
+        listeners = list(self._topics.get(topic, {}).values())
+        for hear in listeners:
             hear(message)
+        return len(listeners)
 
-    async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
+    async def subscribe(self, topic: str, hear: Hear, missed: Callable[[], None] | None = None) -> Unsubscribe:
         mark = object()  # a unique key, because one function may subscribe twice
         self._topics.setdefault(topic, {})[mark] = hear
 
@@ -176,10 +259,19 @@ class MemoryBackend:
     True
     """
 
+    is_local = True
+
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.store: Store = _MemoryStore(clock)
         self.log: Log = _MemoryLog(clock)
+        self.sets: Sets = _MemorySets(clock)
         self.bus: Bus = _MemoryBus()
+
+    async def start(self) -> None:
+        """Do nothing, because there are no connections."""
+
+    async def ping(self) -> None:
+        """Do nothing: memory can always be reached."""
 
     async def close(self) -> None:
         """Do nothing, because there are no connections."""

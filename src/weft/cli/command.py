@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")
+AUDIENCES = ("private", "public", "off")
 MOST_PORT = 65535
 
 
@@ -71,14 +72,23 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _unknown(own: list[str], rest: list[str]) -> str:
-    """Return the error message for the first unknown argument, `rest[0]`, of the command line `own`."""
-    command, word = f"weft {own[0]}", rest[0].partition("=")[0]
+    """Return the error message for the first unknown argument, `rest[0]`, of the command line `own`.
+
+    A URL is shown without its password.
+    """
+    command, word = f"weft {own[0]}", _shown(rest[0].partition("=")[0])
     kind = "option" if word.startswith("-") else "argument"
     text = f"{command} has no {kind} {word}; see {command} --help."
     if own[0] not in ("run", "entry"):
         return text
     at = own.index(rest[0])
-    return f"{text} Arguments for the file come after `--`: weft {' '.join([*own[:at], '--', *own[at:]])}"
+    return f"{text} Arguments for the file come after `--`: weft {' '.join(map(_shown, [*own[:at], '--', *own[at:]]))}"
+
+
+def _shown(word: str) -> str:
+    from weft.net.logs import masked_url
+
+    return masked_url(word) if "://" in word else word
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         ("list", "list what a running server offers", _add_server, _request),
         ("read", "read a resource of a running server", _add_read, _request),
         ("prompt", "get a prompt of a running server", _add_prompt, _request),
+        ("doctor", "check the backend that the workers of a server share", _add_doctor, _doctor),
     ):
         subparser = commands.add_parser(name, allow_abbrev=False, help=help)
         add_arguments(subparser)
@@ -116,8 +127,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         add_list("--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin to accept; repeatable"),
         add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
         add_list("--cors", metavar="ORIGIN", help="an origin whose web pages may call the server; repeatable"),
+        add(
+            "--health",
+            choices=AUDIENCES,
+            metavar="WHO",
+            help="who may ask /healthz, /readyz: private (default), public, off",
+        ),
     ]
     parser.set_defaults(http_options=http_options)
+    backend = "where processes share sessions and other state, such as redis://localhost:6379; safer in WEFT_BACKEND"
+    parser.add_argument("--backend", metavar="URL", help=backend)
     parser.add_argument("--reload", action="store_true", help="restart when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
     parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
@@ -137,6 +156,13 @@ def _add_entry(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--client", required=True, choices=CLIENTS, metavar="CLIENT", help=", ".join(CLIENTS))
     parser.add_argument("--name", help="the name of the server in the client's configuration (the server's own name)")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    about = "its URL, such as redis://localhost:6379 (the variable WEFT_BACKEND)"
+    parser.add_argument("--backend", metavar="URL", help=about)
+    parser.add_argument("--prefix", default="weft:", help="how all keys in Redis begin (weft:)")
+    parser.add_argument("server", metavar="NAME", nargs="?", help="the name of a server, to list its workers")
 
 
 def _port(text: str) -> int:
@@ -200,6 +226,8 @@ def _run(parsed: argparse.Namespace) -> int:
     from weft.cli import serving
 
     target = _named(parsed)
+    if parsed.backend is not None:
+        serving.use_backend(parsed.backend)
     if parsed.reload:
         return serving.run_with_reload(target, parsed.given, options)
     return serving.run(target, parsed, options)
@@ -209,6 +237,12 @@ def _entry(parsed: argparse.Namespace) -> int:
     from weft.cli import serving
 
     return serving.print_entry(_named(parsed), parsed.client, parsed.name)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from weft.cli import doctor
+
+    return doctor.run(parsed.backend, parsed.server, parsed.prefix)
 
 
 def _named(parsed: argparse.Namespace) -> LoadTarget:

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from weft.backends import open_backend, set_default
 from weft.cli.printing import WrongCommand
-from weft.errors import StartError
+from weft.errors import StartError, UsageError
 from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load, movable
@@ -38,6 +39,8 @@ def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
     """
     with contextlib.redirect_stdout(sys.stderr):  # stdout carries the protocol, so the file must not print there
         server = find(target)
+    if parsed.backend is not None and server.engine.has_own_backend:
+        raise WrongCommand("The server in the file has a backend= already. Remove it there, or leave --backend out.")
     server.engine.debug = server.engine.debug or parsed.debug
     given = HttpOptions(log_level=parsed.log_level, **options)
     if parsed.http:
@@ -45,6 +48,19 @@ def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
     listener = None if parsed.listener is None else socket.socket(fileno=parsed.listener)
     start(server.engine, "http" if parsed.http else "stdio", given, target, listener)
     return 0
+
+
+def use_backend(url: str) -> None:
+    """Let servers that are loaded later, in this process and in its workers, share the backend of this URL.
+
+    Workers find the URL in their environment. It may have a password, and all users can see the command line of a
+    process.
+    """
+    try:
+        set_default(open_backend(url))
+    except UsageError as error:
+        raise WrongCommand(f"--backend cannot be used. {error}") from None
+    os.environ["WEFT_BACKEND"] = url
 
 
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:

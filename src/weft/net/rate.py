@@ -65,3 +65,8 @@ class Allowance:
             return ahead - self._slack + self._step / 2
         self._busy_until = now + ahead + self._step
         return 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds until the limit is completely free again."""
+        return max(self._busy_until - self._clock(), 0.0)

@@ -222,6 +222,8 @@ class KeyRing:
     b'journal'
     """
 
+    is_ephemeral = False  # whether the secret is random, and lost when the process ends
+
     def __init__(self, secrets: Sequence[str | bytes]) -> None:
         if isinstance(secrets, str | bytes):
             raise UsageError("The secrets of a KeyRing must be a list, even if there is only one: KeyRing([secret]).")
@@ -241,7 +243,9 @@ class KeyRing:
     @classmethod
     def ephemeral(cls) -> KeyRing:
         """Return a key ring with one random secret, which only this process has."""
-        return cls([os.urandom(32)])
+        ring = cls([os.urandom(32)])
+        ring.is_ephemeral = True
+        return ring
 
     @classmethod
     def from_environment(cls, value: str) -> KeyRing:
@@ -253,6 +257,15 @@ class KeyRing:
         <KeyRing of 2>
         """
         return cls([part.strip() for part in value.split(",") if part.strip()])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the keys, in the order of their secrets. They do not reveal the secrets.
+
+        >>> KeyRing(["a secret of at least 16 bytes"]).ids
+        ('d4a6a08b',)
+        """
+        return tuple(key_id.hex() for key_id, _ in self._keys)
 
     @cached_property
     def _keys(self) -> list[tuple[bytes, AESGCM]]:

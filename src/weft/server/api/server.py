@@ -29,6 +29,7 @@ from weft.types.lifecycle import ServerCapabilities
 
 if TYPE_CHECKING:
     from weft.server.http.app import HttpApp
+    from weft.server.http.health import HealthAudience
     from weft.server.run.listening import HttpKeywords
     from weft.server.stdio.pipe import MemoryPipe
 
@@ -109,7 +110,7 @@ class Server(Servable):
         state_keys: Sequence[str | bytes] | None = None,
         eras: Sequence[EraName] = ("stateless", "session"),
         require_initialized: bool = False,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         auth: ResourceServer | Verifier | None = None,
         debug: bool | None = None,
     ) -> None:
@@ -140,7 +141,9 @@ class Server(Servable):
             eras: The families of protocol versions to serve: "stateless" (2026-07-28), "session" (older versions, which
                 begin with a handshake), or both.
             require_initialized: Reject requests in a session until the client has confirmed the handshake.
-            backend: The store, log and bus that workers share. Default: the memory of this process.
+            backend: What workers share, as a URL such as "redis://localhost:6379" or as an object. Default: the URL in
+                the environment variable WEFT_BACKEND, or else the memory of this process. The workers of `weft run
+                --workers N` share the memory of their parent process by default.
             auth: How HTTP requests are authorized. A `ResourceServer` names the issuers of tokens and the verifier. A
                 verifier alone, such as `StaticTokens({...})`, is enough for clients that already have a token. Default:
                 every request is accepted.
@@ -191,8 +194,8 @@ class Server(Servable):
 
     @property
     def backend(self) -> Backend:
-        """The store, log and bus that workers share."""
-        return self.engine.backend
+        """What workers share: a store, a log, sets and a bus."""
+        return self.engine.whole_backend
 
     @property
     def capabilities(self) -> ServerCapabilities:
@@ -363,6 +366,7 @@ class Server(Servable):
         sse_path: str | None = None,
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
+        health: HealthAudience = "private",
     ) -> HttpApp:
         """Return an ASGI app, to run under any ASGI server or to mount in another app.
 
@@ -377,6 +381,8 @@ class Server(Servable):
             trusted_proxies: Addresses or networks of proxies. For a request from such a proxy, the address of the
                 client is read from the proxy's headers.
             cors: Origins of web pages that may call the server and read its answers.
+            health: Who gets an answer at `/healthz` and `/readyz`: callers in private networks ("private"), everybody
+                ("public"), or nobody ("off").
         """
         from weft.server.run.listening import HttpOptions
 
@@ -388,6 +394,7 @@ class Server(Servable):
             sse_path=sse_path,
             trusted_proxies=trusted_proxies,
             cors=cors,
+            health=health,
         )
         return self.engine.app(options)
 

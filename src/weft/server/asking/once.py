@@ -35,13 +35,16 @@ class Once:
 
     `results` has the results of earlier rounds. `logical` is the id of the logical call. If several requests with the
     same id run at the same time, the first request calls the function, and the other requests wait for its result. By
-    default, there is no id, because there is only one request.
+    default, there is no id, because there is only one request. `peer` is the client, for limits.
     """
 
-    def __init__(self, services: Services, results: dict[str, msgspec.Raw], logical: str = "") -> None:
+    def __init__(
+        self, services: Services, results: dict[str, msgspec.Raw], logical: str = "", *, peer: str = ""
+    ) -> None:
         self._services = services
         self._results = results
         self._logical = logical
+        self._peer = peer
         self._locks: dict[str, asyncio.Lock] = {}  # By key: of two concurrent calls, the second one waits.
         self.began = False  # Whether a function was called, with any outcome.
 
@@ -73,7 +76,7 @@ class Once:
                 if key not in self._results:
                     if self._logical:
                         name, can_stop = f"{self._logical} {key}", inspect.iscoroutinefunction(fn)
-                        made = await self._services.once_store.once(name, make, can_stop=can_stop)
+                        made = await self._services.once_store.once(name, make, peer=self._peer, can_stop=can_stop)
                     else:
                         made = await make()
                     self._results[key] = msgspec.Raw(made)

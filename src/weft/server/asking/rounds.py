@@ -158,7 +158,7 @@ class Asker(ABC):
         self.journal = journal
         self.is_retry = False  # Whether the handler ran before for the same logical call.
         self._keys = Keys()
-        self._once = Once(call.services, journal.once, journal.id)
+        self._once = Once(call.services, journal.once, journal.id, peer=call.peer)
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """Return the result of `fn`, which is called at most once for all rounds of a call.

@@ -3,7 +3,7 @@
 A proof is a JWT for one request. It names the method, the URL and the token of the request, and the time when the proof
 was made. A proof can be used once, by default within a minute. A request to the token endpoint has no token yet; the
 token that is issued there is bound to the key of the proof. Used proofs are recorded in the backend's store, which
-workers share. Each process also counts its used proofs, to limit their number.
+workers share. Each process also counts the used proofs of each caller, to limit their number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -25,10 +24,11 @@ from weft.protocol.request_state import KeyRing, StateRefused
 from weft.protocol.schema import is_object
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
+from weft.server.calls.shares import Shares
 
 _MOST_BYTES = 8 * 1024  # Largest size of a proof.
 _MOST_ID = 256  # Longest id of a proof, in characters.
-_MOST_SEEN = 100_000  # Most used proofs that one process remembers; further proofs are rejected.
+_MOST_SEEN = 200_000  # Maximum number of used proofs that one process remembers; half of it for one caller.
 _NONCE_SECONDS = 300  # How long a nonce is valid.
 _NONCE = b"dpop nonce"  # Binding of encrypted nonces, so that no other encrypted value is accepted as one.
 # Members of a key that its thumbprint is made of, by key type (RFC 7638, 3.2).
@@ -90,7 +90,7 @@ class Proofs:
     def __init__(self, dpop: Dpop, server: _ProofServer) -> None:
         self._dpop = dpop
         self._server = server
-        self._seen: dict[bytes, float] = {}  # End of validity of each used proof by its digest, oldest first.
+        self._seen = Shares()  # The used proofs of each caller.
 
     async def check(
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
@@ -103,7 +103,8 @@ class Proofs:
         bound = bound_key(info.claims)
         if bound is None:
             raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
-        await self.use(self.read(proofs, method=method, urls=urls, token=token, bound=bound))
+        proof = self.read(proofs, method=method, urls=urls, token=token, bound=bound)
+        await self.use(proof, caller=info.principal)  # One caller may have many keys.
 
     def read(
         self,
@@ -179,23 +180,26 @@ class Proofs:
             text = "The proof must repeat the nonce of the DPoP-Nonce header."
             raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
 
-    async def use(self, proof: Proof) -> None:
-        """Mark a proof as used, for all workers.
+    async def use(self, proof: Proof, *, caller: str | None = None) -> None:
+        """Mark a proof as used, for all workers. `caller` is the user of the proof (default: the key of the proof).
 
-        Raises `ProofRefused` if the proof was used before, or if too many proofs were used recently.
+        Raises `ProofRefused` if the proof was used before, or if the caller has used too many proofs recently.
         """
         # A proof may be dated up to `window` in the future, and is valid for `window` after its date.
-        now, keep = time.monotonic(), 2 * self._dpop.window
-        for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
-            del self._seen[old]
-        mark = hashlib.sha256(f"{proof.key} {proof.id}".encode(errors="surrogatepass")).digest()
-        if len(self._seen) >= _MOST_SEEN:
-            raise ProofRefused("Too many proofs are being used at the moment. Try again in a minute.")
-        known = self._seen.get(mark, 0.0) > now
-        if known or not await self._server.backend.store.swap(f"dpop:{mark.hex()}", None, b"1", ttl=keep):
+        keep = 2 * self._dpop.window
+        mark = "dpop:" + hashlib.sha256(f"{proof.key} {proof.id}".encode(errors="surrogatepass")).hexdigest()
+        if mark in self._seen:
             raise ProofRefused("The proof was used before: make a new one for each request.")
-        self._seen.pop(mark, None)  # A repeated id moves to the end, which keeps the order by time.
-        self._seen[mark] = now + keep
+        if not self._seen.take(mark, caller or proof.key, most=_MOST_SEEN, seconds=keep):
+            raise ProofRefused(f"Too many proofs were used in the last {keep:g} seconds. Try again later.")
+        is_new = False
+        try:
+            is_new = await self._server.backend.store.swap(mark, None, b"1", ttl=keep)
+        finally:
+            if not is_new:
+                self._seen.release(mark)
+        if not is_new:
+            raise ProofRefused("The proof was used before: make a new one for each request.")
 
 
 def bound_key(claims: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ class ChangeInbox:
     """
 
     _accepts: Callable[[Change], bool]
-    _uris: Container[str | None]  # resources that the peer subscribed to
+    _uris: Collection[str]  # resources that the peer subscribed to
     _wake: Callable[[], object]
     _pending: dict[Change, None] = field(default_factory=dict[Change, None])  # an ordered set
 
@@ -73,6 +73,13 @@ class ChangeInbox:
             change = Change("resource", change.part_of if is_one_too_many else change.uri)
         self._pending[change] = None
         self._wake()
+
+    def put_all(self) -> None:
+        """Add every change that the peer can be notified of, because some changes may have been missed."""
+        for kind in ("tools", "prompts", "resources"):
+            self.put(Change(kind))
+        for uri in list(self._uris):
+            self.put(Change("resource", uri))
 
     def take(self) -> Change | None:
         """Remove and return the oldest change; return None if the inbox is empty."""
@@ -116,21 +123,33 @@ class Changes:
 
     def publish(self, change: Change) -> None:
         """Pass a change to all listeners and inboxes, from any thread. Exceptions of listeners are logged."""
-        with self._lock:
-            loops = set(self._inboxes.values())
         for listener in self._listeners:
             try:
                 listener(change)
             except Exception:
                 log.exception("a listener failed on a change of %s", change.kind)
+        self.receive(change)
+
+    def receive(self, change: Change) -> None:
+        """Pass a change, which may come from another worker, to all inboxes, but not to listeners. From any thread."""
+        self._for_each_inbox(lambda inbox: inbox.put(change))
+
+    def receive_all(self) -> None:
+        """Pass every possible change to all inboxes, because changes of other workers may have been missed."""
+        self._for_each_inbox(ChangeInbox.put_all)
+
+    def _for_each_inbox(self, act: Callable[[ChangeInbox], None]) -> None:
+        """Call `act` with each inbox, in the event loop of the inbox."""
+        with self._lock:
+            loops = set(self._inboxes.values())
         for loop in loops:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._put, loop, change)
+                loop.call_soon_threadsafe(self._act_in, loop, act)
 
-    def _put(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
+    def _act_in(self, loop: asyncio.AbstractEventLoop, act: Callable[[ChangeInbox], None]) -> None:
         for inbox, home in list(self._inboxes.items()):
             if home is loop:
-                inbox.put(change)
+                act(inbox)
 
 
 def encode_change(change: Change, meta: dict[str, Any] | None = None) -> bytes:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, TypeAlias
 
 from weft.eras.base import choose
-from weft.errors import InternalError, ProtocolError, UsageError
+from weft.errors import BackendUnavailable, InternalError, ProtocolError, UsageError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.limits import DEFAULT_LIMITS
 from weft.net.asgi import TOKEN_INFO, Message, Receive, Refusal, Scope, Send
@@ -29,6 +30,7 @@ from weft.server.auth.bearer_auth import BearerAuth
 from weft.server.auth.protected_resource import Protection
 from weft.server.calls.execution import Deadline, PendingCoroutine
 from weft.server.diagnostics import report
+from weft.server.http.health import Health, HealthAudience
 from weft.server.http.host_signals import follow_host_signals
 from weft.server.http.reply import Accepts, HttpReply, read_accept
 from weft.server.http.request import Cors, TrustedProxies, is_preflight, preflight_refusal, read_caller, shared_limits
@@ -36,8 +38,10 @@ from weft.server.http.session import SessionExchange
 from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
 from weft.server.runtime.admission import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
+from weft.server.runtime.peer_limits import PeerLimits, TooMany
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.session import read_batch
 from weft.server.sessions.sessions import Sessions
 
 _seldom = Seldom(logging.getLogger("weft.http"))  # a logger that skips repeated lines
@@ -48,6 +52,8 @@ _NO_APP_ALONE = (
     "A Server is not an ASGI app. Write `app = server.asgi()` and start that, such as `uvicorn {module}:app`."
 )
 
+_ALLOW_HOST = "On the command line, this is --allow-host NAME."
+
 _METADATA_VERBS = ("GET", "HEAD")  # the HTTP server sends only the head of the answer to HEAD
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
@@ -57,6 +63,9 @@ _LARGE = 64 * 1024  # messages with at least this many bytes are served one afte
 _MOST_PASSES = 1024  # largest number of header combinations in the cache
 
 _MOST_BYTES = 512  # largest total size of the headers in one of these combinations
+
+
+_Serve: TypeAlias = Callable[[Scope, Headers, HttpReply], Coroutine[Any, Any, None]]
 
 
 class HttpApp:
@@ -82,6 +91,7 @@ class HttpApp:
         sse_path: str | None = None,
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
+        health: HealthAudience = "private",
     ) -> None:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
@@ -108,6 +118,8 @@ class HttpApp:
             else:
                 self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else SseExchange(runtime, sessions, self._session, sse_path, self._paths)
+        self._health = Health(runtime, health)
+        self._peer_limits = PeerLimits.for_limits(runtime.backend, runtime.limits, runtime.fleet.worker)
         self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
         # Cache of header combinations that passed the checks, each with the response formats that it accepts. Clients
         # send the same headers again and again.
@@ -127,24 +139,30 @@ class HttpApp:
             headers = read(
                 scope["headers"], max_fields=runtime.limits.header_fields, max_bytes=runtime.limits.header_bytes
             )
+            if scope["method"] in _METADATA_VERBS and await self._health.answer(
+                scope, headers, _inner_path(scope), reply
+            ):
+                return
             if self._is_plain and scope["method"] != "OPTIONS":
                 reply.accepts = self._guard(scope, headers)
             elif await self._admit(scope, headers, reply):
                 return
             if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():  # before a body takes up memory
                 raise busy(runtime.limits.in_flight)
-            serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
+            serve: _Serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
             if self._sse is not None and _inner_path(scope) in self._sse.verbs:
                 serve = self._serve_sse
+            if self._peer_limits is not None and scope["method"] == "POST":
+                await self._peer_limits.count(read_caller(scope).peer)
             await serve(scope, headers, reply)
-        except Refusal as refusal:
-            await self._refuse(scope, refusal, reply)
-        except (HeaderFault, Busy) as fault:
-            await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
+        except (Refusal, HeaderFault, Busy, BackendUnavailable) as fault:
+            refusal = fault if isinstance(fault, Refusal) else _refusal_for(fault)
+            refused_http(scope, refusal.status, str(refusal))
+            await reply.refuse(refusal)
         except ProtocolError as error:
             refused_http(scope, 400, error.message)
             await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-        except Exception as error:  # noqa: BLE001 - such as a failure of the Backend; the next request is served
+        except Exception as error:  # noqa: BLE001 - such as a fault in a Backend; the next request is served
             await self._answer_failure(error, reply)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
@@ -156,19 +174,16 @@ class HttpApp:
         verbs = _METADATA_VERBS if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
-            raise Refusal(421, refused("host", host))
+            raise Refusal(421, f"{refused('host', host)} {_ALLOW_HOST}")
         if self._cors is None or not self._policy.shares_with(origin):
             raise Refusal(403, preflight_refusal(origin))
         await self._cors.answer_preflight(headers, verbs, send)
 
-    async def _refuse(self, scope: Scope, refusal: Refusal, reply: HttpReply) -> None:
-        refused_http(scope, refusal.status, str(refusal))
-        await reply.refuse(refusal)
-
     async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
         """Check a request and its sender. Return True if the request is already answered.
 
-        Two kinds of requests are answered here: CORS preflights, and requests for the protected resource metadata.
+        Two kinds of requests are answered here: CORS preflights, and requests for the protected resource metadata. Also
+        answered is a request whose sender cannot be checked, because the server cannot start.
         """
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
@@ -190,7 +205,15 @@ class HttpApp:
             return True
         verbs = self._check_place(scope, headers) if accepts is None else ()
         reply.metadata_url = gate.metadata_url(scope)
-        await gate.accept(scope, headers, reply.metadata_url)
+        try:
+            await gate.accept(scope, headers, reply.metadata_url)
+        except BackendUnavailable:
+            if self.runtime.lifespan.started:
+                raise
+            # The backend is closed since the server has stopped, and only a start opens it again.
+            if not await self._start(reply):
+                return True
+            await gate.accept(scope, headers, reply.metadata_url)
         reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
         return False
 
@@ -206,16 +229,32 @@ class HttpApp:
                 # Only the session era has arrays of messages.
                 if runtime.lifespan.started or await self._start(reply):
                     assert self._session is not None
-                    await self._session.serve_batch(body, headers, read_caller(scope), reply)
+                    caller = read_caller(scope)
+                    async with nullcontext() if self._peer_limits is None else self._hold_batch(body, caller.peer):
+                        await self._session.serve_batch(body, headers, caller, reply)
                 return
             frame = reply.frame = decode(body, runtime.limits)
             if runtime.lifespan.started or await self._start(reply):
                 era, _ = choose(runtime.eras, frame, headers)
                 exchange = self._session if era.remembers else self._stateless
                 assert exchange is not None
-                await exchange.serve(frame, headers, scope, reply)
+                if self._peer_limits is None or not _is_held(frame):
+                    await exchange.serve(frame, headers, scope, reply)
+                    return
+                async with self._peer_limits.hold(read_caller(scope).peer):
+                    await exchange.serve(frame, headers, scope, reply)
         finally:
             runtime.in_flight -= 1
+
+    def _hold_batch(self, body: bytes, peer: str) -> AbstractAsyncContextManager[None]:
+        """Return the context manager that counts a batch as one request while it is being served, if it has one."""
+        assert self._peer_limits is not None
+        try:
+            frames = read_batch(body, self.runtime.limits)
+        except ProtocolError:
+            frames = []  # it is refused when it is served
+        has_request = any(isinstance(frame, Frame) and _is_held(frame) for frame in frames)
+        return self._peer_limits.hold(peer) if has_request else nullcontext()
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
         """Log an unexpected error, and answer with HTTP status 500.
@@ -230,6 +269,8 @@ class HttpApp:
     async def _serve_verb(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Serve a GET request, which opens a stream of a session, or a DELETE request, which ends a session."""
         assert self._session is not None  # else the request was refused
+        if not self.runtime.lifespan.started and not await self._start(reply):
+            return
         caller = read_caller(scope)
         if scope["method"] == "GET":
             await self._session.listen(headers, caller, reply)
@@ -266,10 +307,12 @@ class HttpApp:
     async def _start(self, reply: HttpReply) -> bool:
         """Start the lifespan, if it is not started, and return True.
 
-        If the lifespan fails to start, answer the request with an error, and return False.
+        If the lifespan fails to start, answer the request with an error, and return False. Raises BackendUnavailable.
         """
         try:
             await self.runtime.lifespan.start()
+        except BackendUnavailable:
+            raise
         except Exception as error:  # noqa: BLE001 - the next request tries again
             text = self.runtime.lifespan.report(error)
             await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
@@ -314,7 +357,7 @@ class HttpApp:
     def _check_source(self, headers: Headers) -> None:
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
-            raise Refusal(421, refused("host", host))
+            raise Refusal(421, f"{refused('host', host)} {_ALLOW_HOST}")
         if not self._policy.origin_ok(origin):
             raise Refusal(403, refused("origin", origin))
 
@@ -461,6 +504,24 @@ def _module_of(server: object) -> str:
         if any(value is server for value in list(vars(module).values())):
             return name
     return "module"
+
+
+def _is_held(frame: Frame) -> bool:
+    """Return whether a message counts for `requests_at_once`: it is a request that is answered soon.
+
+    A client that has reached the limit can still answer questions, cancel requests, and open a listen stream.
+    """
+    return frame.is_request and frame.method != "subscriptions/listen"
+
+
+def _refusal_for(fault: HeaderFault | Busy | BackendUnavailable) -> Refusal:
+    """Return the HTTP refusal for an error that is not one itself."""
+    if isinstance(fault, BackendUnavailable):
+        _seldom.warning("A request was refused, because the backend is not available: %s", fault)
+        text = "The server's backend is not available. Try again."
+        return Refusal(503, text, code=InternalError.code, headers=[(b"retry-after", b"1")])
+    retry = [(b"retry-after", b"%d" % fault.retry_after)] if isinstance(fault, TooMany) else []
+    return Refusal(fault.status, str(fault), code=fault.code, headers=retry)
 
 
 def _check_content_type(value: bytes | None) -> None:

@@ -170,6 +170,15 @@ class HttpReply:
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
+    async def is_disconnected(self) -> bool:
+        """Return whether the client has disconnected, as far as the ASGI server knows."""
+        try:
+            async with asyncio.timeout(0):
+                await self.wait_for_disconnect()
+        except TimeoutError:
+            return False
+        return True
+
     async def wait_for_disconnect(self) -> None:
         """Wait until the client disconnects."""
         while (await self.receive())["type"] != "http.disconnect":
@@ -196,7 +205,13 @@ class HttpReply:
         """Do nothing: without a session, the client could not reconnect to get the rest of the stream."""
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send a response with the HTTP status of `refusal`, and a JSON-RPC error without an id."""
+        """Send a response with the HTTP status of `refusal`, and a JSON-RPC error without an id.
+
+        If the response has begun, only end it: it has a status already.
+        """
+        if self.streaming or self.finished:
+            await self.end()
+            return
         body = encode_error(None, refusal.code, str(refusal))
         self.finished = True
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, HeaderPeer
-from weft.errors import ProtocolError
+from weft.errors import InvalidParams, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.net.asgi import Refusal, Scope
 from weft.protocol.headers import Headers
@@ -33,27 +35,64 @@ from weft.server.runtime.admission import busy, still_served, stopped
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import Session, read_batch
-from weft.server.sessions.sessions import Sessions, SessionsFull
-from weft.server.sessions.streams import STANDALONE, Streams, read_event_id
+from weft.server.sessions.sessions import SessionGone, Sessions, SessionsFull
+from weft.server.sessions.streams import STANDALONE, read_event_id
 from weft.types.base import RequestId
+
+log = logging.getLogger("weft.sessions")
+
+SESSION_HEADER = b"mcp-session-id"
+LAST_EVENT_HEADER = b"last-event-id"
+
+# Prefix of session ids of the HTTP+SSE transport. This endpoint does not accept these ids. Other ids have no dot.
+SSE_PREFIX = "sse."
+
+_MOST_ID_BYTES = 128
+
+_LATE_SECONDS = 1.0  # between two attempts to store events for a client that has disconnected
+_PAUSE_SECONDS = 10.0  # after a failed attempt to store an event of a call, its events are sent without being stored
+
+
+@dataclass(slots=True, eq=False)
+class _UnstoredEvent:
+    """An event that is neither stored nor sent."""
+
+    message: bytes
+    is_last: bool
+    was_tried: bool = False  # whether there was an attempt to store it: it may be stored even if that seemed to fail
 
 
 class SessionReply(HttpReply):
     """Writes the response to one request. If the client disconnects, the call continues, and its output is stored."""
 
-    def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
+    def __init__(
+        self,
+        origin: HttpReply,
+        session: Session | None,
+        sessions: Sessions,
+        requests: Sequence[RequestId],
+        *,
+        polling: bool,
+    ) -> None:
         super().__init__(origin.send, origin.limits)  # replaces `origin`, which was made before the era was known
+        self.receive = origin.receive
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
         # Done when the HTTP response is over. The result is True if the end of its stream still has to be written.
         self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._session = session
-        self._streams = streams
+        self._sessions = sessions
+        self._streams = sessions.streams
+        self._requests = requests  # ids of the requests that are answered here
         self._polling = polling  # whether the client reconnects if the server closes a stream early
         self.last_event: str | None = None  # id of the last event that was stored
         self._stream = ""  # name of the stream; empty before the stream begins, and without a session
         self._answered = False
-        self._lost = False  # whether an event could not be stored; this is logged once
+        self._unstored: list[_UnstoredEvent] = []  # oldest first
+        self._is_failing = False  # whether events were not stored, and none was stored since
+        self._store_after = -math.inf  # there was a failed attempt to store an event; the next one is after this time
+        self._storing_late = False  # whether a background task stores events for a client that has disconnected
+        self._end_stored = False  # whether the last event of the stream is stored
 
     @property
     def is_stream(self) -> bool:
@@ -88,7 +127,7 @@ class SessionReply(HttpReply):
     async def close_stream(self, retry_seconds: float) -> None:
         """Close the stream before the answer. The client reconnects after `retry_seconds` to read the rest.
 
-        Do nothing if the client cannot resume the stream.
+        Do nothing if the client cannot resume the stream, or if the Backend cannot be reached.
         """
         session = self._session
         if session is None or not self._polling or not self.can_stream:
@@ -99,12 +138,17 @@ class SessionReply(HttpReply):
             if not self._stream and not self.finished and not self._answered:
                 await self._begin_stream(session, retry)
                 last_event = b""
-            if self._answered or self._lost:  # the client could not get events that are not stored
+            if self._answered or self._storing_late:
                 return
+            if self._is_failing:  # the client could not get events that are not stored: look if they are stored again
+                stored = await self._store(session, b"", at_once=True)
+                if stored is None:
+                    return
+                last_event = encode_event(b"", id=stored, retry=retry)
             if not self.finished:
                 await self._event(last_event, last=True)
-            elif (reader := session.resumed.pop(self._stream, None)) is not None:
-                reader.end(retry)  # the client has reconnected before
+            else:  # the client has reconnected before
+                await self._sessions.end_readers(session, self._stream, retry=retry)
         self.release()
 
     def release(self, *, is_resumed: bool = False) -> None:
@@ -125,15 +169,22 @@ class SessionReply(HttpReply):
     def _conclude(self) -> None:
         """End the response and its stream, because the call has ended.
 
-        If an event could not be stored, also end the response in which the client has resumed the stream. Otherwise
-        that response might wait forever for the last event.
+        If the last event is not stored, and is not going to be, also end the response in which the client has resumed
+        the stream. Otherwise that response might wait forever for the last event.
         """
         self.release()
         session = self._session
         if session is not None and self._stream:
             session.open_streams.pop(self._stream, None)
-            if self._lost and (reader := session.resumed.pop(self._stream, None)) is not None:
-                reader.end()  # the last event may not be stored: do not let the reader wait for it
+            if self._unstored:
+                self._store_later(session)
+            elif not self._end_stored:
+                self._end_reader(session)
+
+    def _end_reader(self, session: Session) -> None:
+        """End the response that sends the rest of the stream: the last event is not stored, so it would never end."""
+        if (reader := session.resumed.pop(self._stream, None)) is not None:
+            reader.end()
 
     async def _write(self, message: bytes, *, last: bool) -> None:
         """Send a message as an SSE event, and store the event if there is a session. If `last` is True, end the stream.
@@ -145,24 +196,89 @@ class SessionReply(HttpReply):
             if not self._stream:
                 await self._begin_stream(session)
             stored = await self._store(session, message, last=last)
-            if self.finished:  # the client may read it in another response: do not store faster than it reads
+            if self.finished and stored is not None:
+                # The client may read it in another response: do not store faster than it reads.
                 await self._streams.room(session.id, self._stream)
         if not self.finished:
-            await self._event(encode_event(message, id=stored) if message else b"", last=last)
+            await self._deliver(encode_event(message, id=stored) if message else b"", last=last)
+        if self.finished and session is not None:
+            self._store_later(session)
 
-    async def _store(self, session: Session, message: bytes, *, last: bool = False) -> str | None:
+    async def _deliver(self, event: bytes, *, last: bool) -> None:
+        """Send one encoded event. If the client has disconnected, keep the events that could not be stored."""
+        if self._unstored and await self.is_disconnected():
+            self.release()
+            return
+        await self._event(event, last=last)
+        if not self.finished:  # else the client has not received it
+            self._unstored.clear()
+
+    async def _store(
+        self, session: Session, message: bytes, *, last: bool = False, at_once: bool = False
+    ) -> str | None:
         """Store an event for a client that may reconnect, and return the id of the event.
 
         Return None if the Backend fails. The call continues then, and a client that is connected still gets the event.
+        For other clients, it is stored later.
+
+        An attempt may take as long as the Backend's timeout. So after a failed attempt, there is no further one for
+        `_PAUSE_SECONDS`, unless `at_once` is True.
         """
+        self._unstored.append(_UnstoredEvent(message, last))
+        if not self._storing_late and (at_once or time.monotonic() >= self._store_after):
+            try:
+                await self._store_all(session)
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                self._sessions.log_failure("Keeping the stream of a call in the Backend", error)
+            else:
+                return self.last_event
+        self._is_failing = True
+        if len(self._unstored) > self.limits.replay_events:
+            del self._unstored[0]
+        return None
+
+    async def _store_all(self, session: Session) -> None:
+        while self._unstored:
+            event = self._unstored[0]
+            is_repeated, event.was_tried = event.was_tried, True
+            try:
+                stored = None
+                if is_repeated:
+                    stored = await self._streams.find_after(session.id, self._stream, self.last_event, event.message)
+                self.last_event = stored or await self._streams.append(
+                    session.id,
+                    self._stream,
+                    event.message,
+                    is_last=event.is_last,
+                    waiting=() if event.is_last else self._requests,
+                )
+            except Exception:
+                self._store_after = time.monotonic() + _PAUSE_SECONDS
+                raise
+            self._end_stored = event.is_last
+            if self._unstored and self._unstored[0] is event:  # else there were too many, and it was dropped
+                del self._unstored[0]
+        self._store_after = -math.inf
+        self._is_failing = False
+
+    def _store_later(self, session: Session) -> None:
+        """Store the events that could not be stored in the background, for a client that has disconnected."""
+        if self._unstored and not self._storing_late:
+            self._storing_late = True
+            self._sessions.in_background(self._store_late(session))
+
+    async def _store_late(self, session: Session) -> None:
+        until = time.monotonic() + self.limits.replay_seconds
         try:
-            self.last_event = await self._streams.append(session.id, self._stream, message, is_last=last)
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-            if not self._lost:
-                report("Keeping the stream of a call in the Backend", error, debug=False)
-            self._lost = True
-            return None
-        return self.last_event
+            while self._unstored and time.monotonic() < until and not session.ended:
+                try:
+                    await self._store_all(session)
+                except Exception:  # noqa: BLE001 - it is logged already
+                    await asyncio.sleep(_LATE_SECONDS)
+        finally:
+            self._storing_late = False
+        if self._answered and not self._end_stored:
+            self._end_reader(session)
 
     async def _begin_stream(self, session: Session, retry: int | None = None) -> None:
         """Begin the stream of this response. If the client may have to reconnect, send an empty event with an id first.
@@ -174,7 +290,7 @@ class SessionReply(HttpReply):
         if self._polling:
             stored = await self._store(session, b"")
             if not self.finished:
-                await self._event(encode_event(b"", id=stored, retry=retry), last=False)
+                await self._deliver(encode_event(b"", id=stored, retry=retry), last=False)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
         """End the response to a client that has disconnected or does not read. The call continues."""
@@ -257,16 +373,6 @@ class SharedStreamReply:
 
 Answering: TypeAlias = SessionReply | SharedStreamReply
 
-log = logging.getLogger("weft.sessions")
-
-SESSION_HEADER = b"mcp-session-id"
-LAST_EVENT_HEADER = b"last-event-id"
-
-# Prefix of session ids of the HTTP+SSE transport. This endpoint does not accept these ids. Other ids have no dot.
-SSE_PREFIX = "sse."
-
-_MOST_ID_BYTES = 128
-
 
 @cache  # once in a process: a client can send any number of session ids
 def _warn_of_sessions() -> None:
@@ -276,6 +382,14 @@ def _warn_of_sessions() -> None:
         "sessions: pass sessions=False to asgi(), give the Server a backend= that they share, or use `weft run "
         "--workers`."
     )
+
+
+def _no_session() -> Refusal:
+    return Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")
+
+
+def _no_room() -> Refusal:
+    return Refusal(503, "The server has as many sessions as it allows, and all are in use. Try later.")
 
 
 class Sender(NamedTuple):
@@ -337,31 +451,33 @@ class SessionExchange:
         if not answerable:
             await reply.accept()
             return
-        whole = self._reply(sender.session, reply)
+        requests = [one.id for one in answerable if isinstance(one, Frame) and isinstance(one.id, int | str)]
+        whole = self._reply(sender.session, reply, requests)
         # If a request gets no answer, the response of the whole batch ends: it would wait forever.
-        part = partial(
-            SharedStreamReply, whole.notify, Batch(whole, len(answerable)).add, whole.release, whole.can_stream
+        add = Batch(whole, len(answerable)).add
+        await self.serve_several(
+            sender, answerable, lambda _: SharedStreamReply(whole.notify, add, whole.release, whole.can_stream)
         )
-        await self.serve_several(sender, answerable, part)
         await self._wait_for_response(whole, None, None)
 
     async def serve_several(
-        self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[], Answering]
+        self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[RequestId | None], Answering]
     ) -> None:
         """Serve the messages of one HTTP request. An item that is bytes is an encoded error, which is sent as it is.
 
-        Each error and each request is answered with a reply from `new_reply`. The requests may be of different eras. A
-        request of the stateless era is served without the session, and only if the HTTP headers repeat its fields.
+        Each error and each request is answered with a reply from `new_reply`, which gets the id of the request. The
+        requests may be of different eras. A request of the stateless era is served without the session, and only if the
+        HTTP headers repeat its fields.
         """
         runtime = self._runtime
         for frame in messages:
             if isinstance(frame, bytes):
-                await new_reply().answer(400, frame)
+                await new_reply(None).answer(400, frame)
             elif not frame.is_request:
                 await self._receive(sender.session, frame)
             else:
                 era, _ = choose(runtime.eras, frame, sender.headers)
-                reply = new_reply()
+                reply = new_reply(frame.reply_id)
                 if runtime.is_full(own=1):  # the HTTP request itself is counted
                     await reply.answer(*refusal_of(busy(runtime.limits.in_flight), frame, era))
                 elif (task := await self._start(sender, frame, reply, era)) is not None:
@@ -374,7 +490,7 @@ class SessionExchange:
         if not self.keeps_sessions:
             await self._serve_request(Sender(None, headers, caller), frame, reply)
             return
-        session = self.new_session(caller)
+        session = await self.new_session(caller)
         try:
             envelope = self.era.open(frame, headers, self._runtime.offer, session.connection)
         except ProtocolError as error:
@@ -384,25 +500,35 @@ class SessionExchange:
         try:
             status, response = await self._runtime.dispatcher.run(call)
             if session.connection.handshake_done:
-                await self._sessions.keep(session)
+                await self.keep_session(session)
                 reply.extra = [(SESSION_HEADER, session.id.encode())]
         finally:
             if not reply.extra:
                 await session.connection.close()
         await reply.answer(status, response)
 
-    def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
+    async def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
         """Return a new session for a caller. The id of the session begins with `prefix`.
 
         Raises `Refusal` if the limit of sessions is reached and all sessions are in use.
         """
         try:
-            return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
+            await self._sessions.check_room(caller.peer)
         except SessionsFull:
-            raise Refusal(503, "The server has as many sessions as it allows, and all are in use. Try later.") from None
+            raise _no_room() from None
+        return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
+
+    async def keep_session(self, session: Session) -> None:
+        """Store a new session. Raises `Refusal` if there is no room for it any more, or if it has ended meanwhile."""
+        try:
+            await self._sessions.keep(session)
+        except SessionsFull:
+            raise _no_room() from None
+        except SessionGone:
+            raise Refusal(503, "The session has ended before it was stored. Try again.") from None
 
     async def _serve_request(self, sender: Sender, frame: Frame, reply: HttpReply) -> None:
-        answer = self._reply(sender.session, reply)
+        answer = self._reply(sender.session, reply, [] if frame.reply_id is None else [frame.reply_id])
         task = await self._start(sender, frame, answer)
         if task is not None:
             await self._wait_for_response(answer, task, frame.reply_id)
@@ -493,7 +619,7 @@ class SessionExchange:
         """
         unsaved = None  # the record, if another call has changed it and could not save it
         if session is not None and session.connection.is_changed:
-            unsaved = session.to_record()
+            unsaved = session.to_record(version=0)
         try:
             answer = await self._runtime.dispatcher.run(call)
         except asyncio.CancelledError as error:
@@ -502,8 +628,10 @@ class SessionExchange:
         try:
             if session is not None and session.connection.is_changed:
                 await self._sessions.save(session)
+        except InvalidParams as error:
+            return self._runtime.dispatcher.refuse(call, error)
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-            if session is not None and unsaved != session.to_record():
+            if session is not None and unsaved != session.to_record(version=0):
                 return self._runtime.dispatcher.fail(call, error)
             report("Remembering a session", error, debug=self._runtime.debug)
         return answer
@@ -527,6 +655,8 @@ class SessionExchange:
                 await self.streams.standalone(session, after, reply, RESUMABLE, caller.token_info)
             else:
                 await self.streams.resume(session, stream, after or 0, reply)
+        except SessionGone:
+            raise _no_session() from None
         finally:
             session.in_use -= 1
 
@@ -567,12 +697,12 @@ class SessionExchange:
             session = await self._sessions.find(id, caller.principal)
         if session is None:
             _warn_of_sessions()
-            raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")
+            raise _no_session()
         return session
 
-    def _reply(self, session: Session | None, reply: HttpReply) -> SessionReply:
+    def _reply(self, session: Session | None, reply: HttpReply, requests: Sequence[RequestId]) -> SessionReply:
         polling = session is not None and self.era.may_close_early(session.connection)
-        return SessionReply(reply, session, self._sessions.streams, polling=polling)
+        return SessionReply(reply, session, self._sessions, requests, polling=polling)
 
     def _call(self, sender: Sender, id: int | str, envelope: Envelope, reply: Reply, era: ServerEra = SESSION) -> Call:
         session, headers, caller = sender
@@ -595,8 +725,15 @@ class SessionExchange:
     async def _receive(self, session: Session | None, frame: Frame) -> None:
         """Handle a message that gets no answer: a notification, or the response to a request of the server.
 
-        Without a session, ignore the message.
+        Without a session, ignore the message. Raises `Busy` if too many responses wait to be passed to other workers.
         """
-        if session is not None:
-            take = self._sessions.notified if frame.is_notification else self._sessions.answered
-            await take(session, frame)
+        if session is None:
+            return
+        if frame.is_notification:
+            await self._sessions.notified(session, frame)
+            return
+        self._runtime.in_flight -= 1  # while this HTTP request waits for another worker, it does not keep others out
+        try:
+            await self._sessions.answered(session, frame)
+        finally:
+            self._runtime.in_flight += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
 from weft.net.asgi import Refusal
@@ -17,8 +17,8 @@ from weft.server.calls.connection import TokenInfo
 from weft.server.http.reply import HttpReply
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import at_expiry
-from weft.server.sessions.session import ResumedReader, Session
-from weft.server.sessions.sessions import Sessions
+from weft.server.sessions.session import ResumedReader, Session, StreamTurn
+from weft.server.sessions.sessions import SessionGone, Sessions
 from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id
 
 _TAKEN = "This session has its stream open already."
@@ -56,7 +56,8 @@ class SessionStreams:
 
         If the client resumes the stream, `after` is the number of the last event that the client received; otherwise
         `after` is None. If the client resumes the stream while an earlier response still sends it, the earlier response
-        ends. If the client does not resume the stream in this case, raises `Refusal`.
+        ends. If the client does not resume the stream in this case, raises `Refusal`. Raises `SessionGone` if the
+        session is not stored any more.
 
         The stream ends when the token of `token_info` expires.
         """
@@ -71,7 +72,7 @@ class SessionStreams:
             nonlocal is_last_look
             if reply.finished or session.ended or is_last_look:
                 return False
-            if not await self._sessions.records.hold_stream(session):
+            if not await self._sessions.hold_stream(session):
                 return False
             if self._sessions.closing and not form.lasts():
                 is_last_look = True  # send what was stored until now
@@ -86,12 +87,14 @@ class SessionStreams:
                 news.set()
 
         try:
-            if not await self._sessions.open_stream(session, takes_over=after is not None):
-                raise Refusal(409, _TAKEN)
-            start = await self._start_of(session, after)
-            with at_expiry(self._runtime, token_info, expire):
-                events = self._sessions.streams.follow(session.id, STANDALONE, start, wake=news, prepare=prepare)
-                await _send_events(events, news, reply, form)
+            async with self._turn(session, STANDALONE):
+                if not await self._sessions.open_stream(session, takes_over=after is not None):
+                    raise Refusal(409, _TAKEN)
+                start = await self._start_of(session, after)
+                await self._sessions.collect_changes(session)  # now others may write what they have collected
+                with at_expiry(self._runtime, token_info, expire):
+                    events = self._sessions.streams.follow(session.id, STANDALONE, start, wake=news, prepare=prepare)
+                    await _send_events(events, news, reply, form, lambda: session.wake is not news)
         finally:
             if session.wake in (news, None):  # else another request has taken it over
                 session.wake = None
@@ -100,31 +103,55 @@ class SessionStreams:
     async def resume(self, session: Session, stream: str, after: int, reply: HttpReply) -> None:
         """Send the events of a request's stream after number `after`. End the response that sent the stream before.
 
-        Raises `Refusal` if some of these events are not stored any more, or if too many streams are resumed.
+        Raises `Refusal` if some of these events are not stored any more, or if too many streams are resumed, and
+        `SessionGone` if the session is not stored any more.
         """
         most = self._runtime.limits.in_flight_per_connection
-        if not await self._has_rest(session, stream, after):
-            raise Refusal(400, "The events after this one are not stored any more.")
-        if (other := session.resumed.pop(stream, None)) is not None:
-            other.end()
-        if len(session.resumed) >= most:
+        if len(session.turns.keys() - {stream, STANDALONE}) >= most:
             raise Refusal(503, f"This session has resumed {most} streams: wait until one ends.")
-        if (held := session.open_streams.get(stream)) is not None:
-            held.release(is_resumed=True)
+        if (older := session.resumed.get(stream)) is not None:
+            older.set()  # it sees that its turn is wanted
+        async with self._turn(session, stream) as turn:
+            await self._resume(session, stream, after, reply, turn)
+
+    async def _resume(self, session: Session, stream: str, after: int, reply: HttpReply, turn: StreamTurn) -> None:
+        if not await self._has_rest(session, stream, after):
+            if not await self._sessions.exists(session):  # the Backend has lost its data
+                raise SessionGone
+            raise Refusal(400, "The events after this one are not stored any more.")
+        await self._sessions.end_readers(session, stream)
         news = session.resumed[stream] = ResumedReader()
 
         async def prepare() -> bool:
             if news.retry is not None:
                 await reply.send_event(b"retry: %d\n\n" % news.retry)
             is_over = reply.finished or session.ended or self._sessions.closing
-            return session.resumed.get(stream) is news and not is_over
+            return session.resumed.get(stream) is news and not is_over and not turn.is_wanted
 
         events = self._sessions.streams.follow(session.id, stream, after, wake=news, prepare=prepare)
         try:
-            await _send_events(events, news, reply, RESUMABLE)
+            await _send_events(events, news, reply, RESUMABLE, lambda: turn.is_wanted)
         finally:
             if session.resumed.get(stream) is news:
                 del session.resumed[stream]
+
+    @asynccontextmanager
+    async def _turn(self, session: Session, stream: str) -> AsyncGenerator[StreamTurn]:
+        """Wait until no other response of this process sends a stream. Nothing of the stream is read before.
+
+        Raises `Refusal` if a newer request for the same stream comes first.
+        """
+        turn = session.turns.setdefault(stream, StreamTurn())
+        try:
+            if not await turn.take():
+                raise Refusal(409, "A newer request resumes this stream.")
+            try:
+                yield turn
+            finally:
+                turn.pass_on()
+        finally:
+            if not turn.is_taken and session.turns.get(stream) is turn:
+                del session.turns[stream]
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
         """Return whether a request's stream exists, and all its events after number `after` are still stored."""
@@ -150,9 +177,13 @@ class SessionStreams:
 
 
 async def _send_events(
-    events: AsyncGenerator[StoredEvent | None], news: asyncio.Event, reply: HttpReply, form: StreamForm
+    events: AsyncGenerator[StoredEvent | None],
+    news: asyncio.Event,
+    reply: HttpReply,
+    form: StreamForm,
+    is_replaced: Callable[[], bool],
 ) -> None:
-    """Send the events of a stream until the stream ends or the client disconnects.
+    """Send the events of a stream until the stream ends, the client disconnects, or another response sends the stream.
 
     If `events` yields None, send a keep-alive comment.
     """
@@ -161,7 +192,7 @@ async def _send_events(
         await reply.send_event(form.opening)  # the client sees at once that the stream is open
         async with aclosing(events):
             async for event in events:
-                if reply.finished:
+                if reply.finished or is_replaced():
                     break
                 if event is None:
                     await reply.send_event(COMMENT)

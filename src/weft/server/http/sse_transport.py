@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qs, quote
 
 from weft.eras.session import SESSION
 from weft.errors import UsageError
-from weft.jsonrpc import decode
+from weft.jsonrpc import Frame, decode
 from weft.net.asgi import Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
@@ -27,8 +28,9 @@ from weft.server.http.session_streams import StreamForm
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
 from weft.server.sessions.session import Session, read_batch
-from weft.server.sessions.sessions import Sessions
+from weft.server.sessions.sessions import SessionGone, Sessions
 from weft.server.sessions.streams import StoredEvent
+from weft.types.base import RequestId
 
 MESSAGES = "messages"  # last segment of the path for POST requests
 
@@ -72,9 +74,9 @@ class SseExchange:
     async def open(self, scope: Scope, reply: HttpReply) -> None:
         """Serve a GET request: create a session and send its stream. When the stream ends, end the session."""
         caller = read_caller(scope)
-        session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
+        session = await self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # the stream uses it
-        await self._sessions.keep(session)
+        await self._exchange.keep_session(session)
         unused = asyncio.get_running_loop().call_later(
             self._runtime.limits.session_unused_seconds, self._end_if_unused, session
         )
@@ -83,6 +85,8 @@ class SseExchange:
                 stream = self._open[session.id] = _OpenSseStream(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
                 await self._exchange.streams.standalone(session, 0, reply, form, None)
+        except SessionGone:
+            raise _unknown() from None
         finally:
             self._open.pop(session.id, None)
             unused.cancel()
@@ -132,12 +136,14 @@ class SseExchange:
         stream = self._open.get(session.id)
         if stream is not None:
             stream.show(caller.token_info)
+        else:  # tell the worker that has the stream, in case this one dies
+            await session.begin([frame.reply_id for frame in frames if isinstance(frame, Frame) and frame.is_request])
         new_reply = partial(self._new_reply, session, stream)
         await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply)
         await reply.accept()
 
-    def _new_reply(self, session: Session, stream: _OpenSseStream | None) -> SharedStreamReply:
-        """Return a reply that sends notifications and the answer on the stream of the session.
+    def _new_reply(self, session: Session, stream: _OpenSseStream | None, id: RequestId | None) -> SharedStreamReply:
+        """Return a reply that sends notifications and the answer to a request on the stream of the session.
 
         `stream` is this stream, which stays open until the answer is sent. It is None if the client is connected to
         another worker.
@@ -152,7 +158,10 @@ class SseExchange:
         async def finish(answer: bytes | None) -> None:
             try:
                 if answer is not None:
-                    await session.send(answer)
+                    await (session.send(answer) if stream is not None else session.send_answer(answer, id))
+                elif stream is None:  # tell the worker that has the stream that there is no answer to wait for
+                    with suppress(Exception):
+                        await session.send_answer(None, id)
             except BaseException:
                 self._sessions.end_soon(session)  # ends the stream, so that the client does not wait for the answer
                 raise

@@ -37,6 +37,8 @@ from weft.net.asgi import Send
 from weft.net.hosts import target_host
 from weft.protocol.names import printable
 
+CLOSE_FIELD = (b"connection", b"close")  # in a response, the last on its connection
+
 _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
 _H11 = "uvicorn.protocols.http.h11_impl"
 
@@ -99,6 +101,8 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
             return False
         if (field := _closing_field(cycle.__class__)) is not None and field in cycle.scope["headers"]:
+            return False
+        if CLOSE_FIELD in cycle.default_headers:  # the server stops
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
         on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from weft.backends import Backend
+from weft.backends import Backend, default_backend, open_backend
 from weft.backends.memory import MemoryBackend
+from weft.backends.scoped import ScopedBackend
 from weft.eras.base import Offer, ServerEra
 from weft.eras.session import SESSION
 from weft.eras.stateless import STATELESS
-from weft.errors import UsageError
+from weft.errors import StartError, UsageError
 from weft.limits import Limits
 from weft.protocol.revisions import METHODS, Method
 from weft.server.asking.rounds import key_ring
@@ -72,7 +73,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     state_keys: Sequence[str | bytes] | None
     eras: Sequence[str]
     require_initialized: bool
-    backend: Backend | None
+    backend: Backend | str | None
     auth: ResourceServer | Verifier | None
     debug: bool
 
@@ -82,13 +83,18 @@ class Engine(Runtime):
 
     def __init__(self, owner: Servable, info: Implementation, instructions: str | None, options: EngineOptions) -> None:
         self.protection = read_auth(options.auth)
+        self.has_own_backend = options.backend is not None  # whether the program has chosen the backend
+        given = options.backend or default_backend()
+        shared = open_backend(given) if isinstance(given, str) else given
+        self.whole_backend: Backend = shared or MemoryBackend()  # other servers may use it, too
         super().__init__(
             owner,
             info,
             instructions,
             limits=options.limits,
             debug=options.debug,
-            backend=options.backend or MemoryBackend(),
+            backend=self.whole_backend if shared is None else ScopedBackend(shared, info.name),
+            is_alone=shared is None,
             state_keys=key_ring(options.state_keys),
             auth=self.protection,
             eras=_read_eras(options.eras),
@@ -240,6 +246,7 @@ class Engine(Runtime):
         from weft.server.http.app import app_class  # imported here: stdio does not need it, and starts faster
 
         self.completions.check()
+        self._check_keys()
         return app_class()(
             self,
             self.sessions,
@@ -251,7 +258,18 @@ class Engine(Runtime):
             sse_path=options.sse_path,
             trusted_proxies=options.trusted_proxies,
             cors=options.cors,
+            health=options.health,
         )
+
+    def _check_keys(self) -> None:
+        """Raise StartError if other processes serve the same clients, but this one has a random key."""
+        self.fleet.serves_http = True
+        if not self.backend.is_local and self.state_keys.is_ephemeral:
+            raise StartError(
+                "This server shares a backend with other processes, so all of them need the same key for the state of "
+                "calls: set WEFT_STATE_KEY in their environment, or Server(state_keys=[...]). Make a key with: "
+                'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+            )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
         """Return a pipe that serves one client in this process.
@@ -281,6 +299,7 @@ class Engine(Runtime):
             self.subscriptions.reopen()
             self.threads.stop()
             await self.lifespan.stop()
+            self.draining = False
 
 
 def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:

@@ -21,6 +21,7 @@ import msgspec
 
 from weft.errors import StartError
 from weft.net.hosts import is_loopback
+from weft.server.http.health import HealthAudience
 from weft.server.http.request import shared_limits
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Sequence[str] | None = None
     trusted_proxies: Sequence[str] = ()
     cors: Sequence[str] = ()
+    health: HealthAudience = "private"
     log_level: str | None = None  # default: "info", or "warning" on stdio
 
 
@@ -64,6 +66,7 @@ class HttpKeywords(TypedDict, total=False):
     allowed_origins: Sequence[str] | None
     trusted_proxies: Sequence[str]
     cors: Sequence[str]
+    health: HealthAudience
     log_level: str | None
 
 

@@ -254,6 +254,8 @@ def _similar_files(path: Path) -> str:
 
 def _why(file: str, error: BaseException) -> str:
     """Return the error message for a file that cannot be loaded: the error, the lines of user code, and a remedy."""
+    if isinstance(error, StartError):  # the reason is not in the file, such as a wrong variable of the environment
+        return str(error)
     if isinstance(error, UsageError):  # its message already has a remedy
         return f"{file} cannot be loaded. {error}"
     if isinstance(error, SyntaxError):
@@ -374,7 +376,8 @@ def warn_of_empty_server(engine: Engine) -> None:
 
     Log nothing if the server has extensions, or if the lifespan, which may register features, has not started yet.
     """
-    if _offers(engine) or engine.extensions or not engine.lifespan.started:  # the lifespan may register features
+    may_register = engine.lifespan.factory is not None and not engine.lifespan.started
+    if _offers(engine) or engine.extensions or may_register:
         return
     modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
     own = next((one for one in modules if any(value is engine.owner for value in vars(one).values())), None)

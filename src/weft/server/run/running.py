@@ -6,6 +6,11 @@ unchanged.
 After the first Ctrl-C (or SIGTERM), open HTTP requests may finish, for at most `limits.drain_seconds`. Then `run`
 returns, so the exit code is 0. A second Ctrl-C ends the process at once with exit code 130. If a server cannot start,
 the process prints the reason and ends with exit code 1.
+
+Deployments stop a process with SIGTERM, and other processes take over its clients. So after SIGTERM, the server accepts
+connections for another `limits.drain_notice_seconds`, while `engine.draining` tells load balancers to choose another
+process. Then it accepts none, and the next answer on each open connection has `Connection: close`. Only connections
+without any request in the next `GRACE_SECONDS` are closed while the client might be about to send one.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from weft.errors import StartError, UsageError
 from weft.server.diagnostics import caller, check_options, shorten_tracebacks, summary_of, user_frames
@@ -46,6 +53,8 @@ INTERRUPTED = 130  # exit code after a second Ctrl-C
 
 MOST_FRAMES = 8  # most frames of the user's code in a message
 
+GRACE_SECONDS = 1.0  # how long idle connections stay open after SIGTERM
+
 THREAD_SECONDS = 0.25  # how long to wait at the end for threads that still run
 
 # Libraries whose debug messages contain secrets that Weft masks in its own messages, or do not help to debug a server.
@@ -56,7 +65,10 @@ _CHATTY = (
     *("boto3", "azure", "watchfiles", "websockets"),
 )
 
+_LOOK_SECONDS = 0.02  # time between two looks at the connections that are still open
+
 _Transport = Literal["stdio", "http"]
+_SignalHandler = Callable[[int, Any], None]
 
 # Names of transports in other SDKs, and what to write in Weft instead.
 _TRANSPORT_ALIASES = {"streamable-http": "'http'", "sse": "'http', with sse_path='/sse'"}
@@ -102,7 +114,7 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     else:
         with listening.bind(given.host, given.port) as listener:
             http = _http_server(engine, given, lambda: announce(engine, given, listener))
-            await _serve(engine, _serve_http(engine, http, listener))
+            await _serve(engine, _serve_http(engine, http, listener, _Stopping()))
 
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
@@ -146,7 +158,7 @@ def start(
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
-        _run_loop(engine, _serve(engine))
+        run_loop(engine, _serve(engine))
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
@@ -183,9 +195,27 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
 
-def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve over HTTP on the socket `listener` until stopped. Call `started` as soon as requests are accepted."""
+class _Stopping(msgspec.Struct):
+    """How a server ends. By default it ends as soon as its open requests are answered."""
+
+    notice_seconds: float = 0.0  # how long the server still accepts connections
+    grace_seconds: float = 0.0  # how long idle connections stay open after that
+
+
+def serve_http(
+    engine: Engine,
+    options: HttpOptions,
+    listener: socket.socket,
+    started: Callable[[], None],
+    *,
+    is_worker: bool = False,
+) -> None:
+    """Serve over HTTP on the socket `listener` until stopped. Call `started` as soon as requests are accepted.
+
+    A worker gives no notice before it stops: its parent does, or starts another worker in its place.
+    """
     listening.raise_descriptors()
+    stopping = _Stopping()
 
     def begin() -> None:
         # Collect garbage less often. The objects that exist now live as long as the process, and a request leaves
@@ -195,8 +225,15 @@ def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, st
         gc.set_threshold(10_000, 20, 20)
         started()
 
-    http = _http_server(engine, options, begin)
-    _run_loop(engine, _serve(engine, _serve_http(engine, http, listener)))
+    def on_signal(number: int) -> None:
+        if number == signal.SIGTERM:
+            stopping.grace_seconds = GRACE_SECONDS
+            stopping.notice_seconds = 0.0 if is_worker else engine.limits.drain_notice_seconds
+        if not is_worker:
+            engine.draining = True
+
+    http = _http_server(engine, options, begin, stopping)
+    run_loop(engine, _serve(engine, _serve_http(engine, http, listener, stopping)), on_signal)
 
 
 async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) -> None:
@@ -215,7 +252,7 @@ async def _serve(engine: Engine, http: Coroutine[Any, Any, None] | None = None) 
             await engine.stop()
 
 
-async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.socket) -> None:
+async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.socket, stopping: _Stopping) -> None:
     """Serve with uvicorn until cancelled. Then wait until uvicorn has finished the open requests.
 
     A second cancellation aborts the open requests.
@@ -225,12 +262,38 @@ async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.soc
     try:
         await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
     except asyncio.CancelledError:
+        if stopping.notice_seconds:  # after a signal: there is no second cancellation
+            await asyncio.sleep(stopping.notice_seconds)
         http.should_exit = True
         try:
             await task
         except asyncio.CancelledError:  # cancelled a second time
             await _abort_connections(http)
         raise
+
+
+async def _let_clients_leave(http: uvicorn.Server, seconds: float) -> None:
+    """Accept no connections, let the next answer on each connection be its last, and wait until all have ended.
+
+    A client that gets `Connection: close` with an answer sends its next request on another connection. Without it, the
+    client might send a request at the moment in which the server closes the connection. Wait at most `seconds`.
+    """
+    from weft.server.http.uvicorn_protocol import CLOSE_FIELD
+
+    state: Any = getattr(http, "server_state", None)
+    fields: Any = getattr(state, "default_headers", None)  # of the answers to all requests that arrive from now on
+    if fields is None:
+        return
+    for server in getattr(http, "servers", ()):
+        server.close()
+    closing = state.default_headers = [*fields, CLOSE_FIELD]
+    for connection in state.connections:
+        cycle: Any = getattr(connection, "cycle", None)  # the last request that has arrived
+        if not getattr(cycle, "response_started", True):
+            cycle.default_headers = closing
+    until = time.monotonic() + seconds
+    while state.connections and time.monotonic() < until:  # noqa: ASYNC110 - only when the server stops
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _abort_connections(http: uvicorn.Server) -> None:
@@ -246,7 +309,9 @@ async def _abort_connections(http: uvicorn.Server) -> None:
         await asyncio.wait(tasks, timeout=1)
 
 
-def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], None]) -> uvicorn.Server:
+def _http_server(
+    engine: Engine, options: HttpOptions, started: Callable[[], None], stopping: _Stopping | None = None
+) -> uvicorn.Server:
     """Create a uvicorn server that calls `started` when it begins to accept requests.
 
     The server does not handle signals, and does not run the lifespan.
@@ -271,6 +336,11 @@ def _http_server(engine: Engine, options: HttpOptions, started: Callable[[], Non
             engine.sessions.end_streams()
             draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
             try:
+                if stopping is not None and stopping.grace_seconds:
+                    since = time.monotonic()
+                    await _let_clients_leave(self, stopping.grace_seconds)
+                    if self.config.timeout_graceful_shutdown is not None:  # open requests have waited meanwhile
+                        self.config.timeout_graceful_shutdown -= int(time.monotonic() - since)
                 await super().shutdown(sockets)
             finally:
                 draining.cancel()
@@ -374,11 +444,14 @@ def print_notice(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints
 
 
-def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    """Print the URL of the server and a command to try it. Log a warning if the server has no features."""
+def announce(engine: Engine, options: HttpOptions, listener: socket.socket, how: str = "Ctrl-C stops") -> None:
+    """Print the URL of the server and a command to try it. Log a warning if the server has no features.
+
+    `how` says how to control the server.
+    """
     warn_of_empty_server(engine)
     url = listening.url_of(options, listener)
-    print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
+    print_notice(f"Weft serves {engine.name!r} at {url} ({how})")
     if line := listening.try_line(engine, url):
         print_notice(f"Try: {line}")
 
@@ -386,16 +459,20 @@ def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> N
 # The loop.
 
 
-def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
+def run_loop(
+    engine: Engine, main: Coroutine[Any, Any, None], on_signal: Callable[[int], None] = lambda _: None
+) -> None:
     """Run `main` in a new event loop until it returns, or until Ctrl-C. Raise StartError if `main` raises an exception.
 
-    A background task that raises SystemExit or KeyboardInterrupt does not stop `main`. If sync handlers still run in
-    threads at the end, the process ends without waiting for them.
+    `on_signal` is called with each SIGINT and SIGTERM, before the signal takes effect. A background task that raises
+    SystemExit or KeyboardInterrupt does not stop `main`. If sync handlers still run in threads at the end, the process
+    ends without waiting for them.
     """
     loop = _new_loop()
     task = loop.create_task(main)
     try:
-        with on_signals(_canceller(task)):
+        stop = _canceller(task, on_signal)
+        with on_signals({signal.SIGINT: stop, signal.SIGTERM: stop}):
             _run_to_end(loop, task)
     except asyncio.CancelledError:
         pass  # Ctrl-C
@@ -428,12 +505,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
+def _canceller(task: asyncio.Task[None], on_signal: Callable[[int], None]) -> _SignalHandler:
     """Return a signal handler. The first signal cancels `task`. After that, Ctrl-C ends the process at once."""
     asked = False
 
     def stop(number: int, _frame: Any) -> None:
         nonlocal asked
+        on_signal(number)
         if asked:
             if number == signal.SIGINT:
                 os._exit(INTERRUPTED)
@@ -445,12 +523,12 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
 
 
 @contextlib.contextmanager
-def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
-    """Return a context in which SIGINT and SIGTERM call `stop`. Outside of the main thread, it has no effect."""
+def on_signals(handlers: Mapping[int, _SignalHandler]) -> Generator[None]:
+    """Return a context in which these functions handle signals. Outside of the main thread, it has no effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

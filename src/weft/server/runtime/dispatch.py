@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from weft.eras.base import CORE_TYPES
 from weft.errors import (
+    BackendUnavailable,
     InternalError,
     InvalidParams,
     MethodNotFound,
@@ -35,12 +36,14 @@ from weft.errors import (
     WeftError,
 )
 from weft.jsonrpc import encode_error, encode_result
+from weft.net.logs import Seldom
 from weft.protocol.names import check_extension_id
 from weft.protocol.request_state import StateRefused
 from weft.protocol.revisions import METHODS, Method
 from weft.server.asking.rounds import InputRequired, asker_of, questions, round_of, signal_in
 from weft.server.calls.call import Call, Handler, require_needs
 from weft.server.calls.execution import is_cancelled
+from weft.server.calls.once_store import ClaimsFull
 from weft.server.calls.services import Services
 from weft.server.diagnostics import caller, location, report, report_code, target, with_article
 from weft.server.features.registry import Encoded, InsufficientScope, require_scopes
@@ -297,6 +300,7 @@ class Tracing:
 
 
 log = logging.getLogger("weft.dispatch")
+_seldom = Seldom(log)
 
 Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
 
@@ -393,10 +397,13 @@ class Dispatcher:
             if isinstance(answer, Result):
                 return self._answer_with(call, answer)
             error = answer
+        if isinstance(error, BackendUnavailable):
+            _seldom.warning("A call was refused, because the backend is not available: %s", error)
+            error = await _refuse_without_backend(call)
         if isinstance(call.envelope.params, CallToolParams) and (failed := failure_of(call, error)) is not None:
             return 200, encode_result(call.id, call.seal(failed))
-        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability):
-            await _give_back(call, call.spends)  # the client may repeat the call, with other answers or capabilities
+        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability | ClaimsFull):
+            await _give_back(call, call.spends)  # the client may repeat the call, perhaps with other answers
         return self.refuse(call, error) if isinstance(error, ProtocolError) else self.fail(call, error)
 
     def _answer_with(self, call: Call, result: Result) -> Answer:
@@ -466,7 +473,7 @@ class Dispatcher:
         wire = call.era.refuse(error, opened=True)
         if wire.code == InternalError.code != error.code:  # the era hides it from the client, so it is logged
             wire.message = report_code(call.blamed or call.described, error, debug=self._services.debug)
-        if isinstance(error, InsufficientScope | Busy):
+        if isinstance(error, InsufficientScope | Busy | ClaimsFull):
             wire.status = error.status
         try:
             return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)
@@ -508,23 +515,43 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
 
 async def _spend(call: Call, state: str) -> None:
     """Mark the single-use `requestState` of a call as used. Raises StateRefused if it was used before."""
-    if not await call.services.once_store.spend(state):
+    try:
+        is_spent = await call.services.once_store.spend(state, peer=call.peer)
+    except BaseException:
+        call.spends = None  # perhaps used by another call meanwhile, and only that call may give it back
+        raise
+    if not is_spent:
         call.spends = None  # used by another call, and only that call may give it back
         raise StateRefused
 
 
-async def _give_back(call: Call, state: str) -> None:
+async def _give_back(call: Call, state: str) -> bool:
     """Mark the single-use `requestState` of a refused call as unused, so that the client can repeat the call.
 
-    Does nothing if a function of `ctx.once` has already run in the call.
+    Does nothing and returns False if a function of `ctx.once` has already run in the call. Also returns False if the
+    backend fails.
     """
     round = round_of(call)
     if round is None or not round.abandon():
-        return
+        return False
     try:
         await call.services.once_store.give_back(state)
     except Exception:
         log.exception("The backend failed: a `requestState` stays marked as used, and its call has to begin again.")
+        return False
+    return True
+
+
+async def _refuse_without_backend(call: Call) -> InternalError:
+    """Return the error for a call that has failed because the backend is not available.
+
+    The client may repeat the call, unless its single-use `requestState` is used and cannot be given back.
+    """
+    if call.spends is None or await _give_back(call, call.spends):
+        return Busy("The server's backend is not available. Try again.")
+    return InternalError(
+        "The server's backend is not available, and this round of the call cannot be repeated. Begin the call again."
+    )
 
 
 def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], check: Check | None) -> Handler:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from weft.eras.base import ServerEra
@@ -23,6 +23,7 @@ from weft.server.calls.services import CachedValue, Services
 from weft.server.diagnostics import report, summary_of
 from weft.server.runtime.admission import OpenCalls
 from weft.server.runtime.dispatch import Dispatcher
+from weft.server.runtime.fleet import Fleet
 from weft.server.runtime.subscriptions import ListenStreams
 
 LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -31,17 +32,23 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 class Lifespan:
     """The user's context manager that is entered before the first request is served, and left when the server stops."""
 
-    def __init__(self, factory: LifespanFactory | None, services: Services) -> None:
+    def __init__(self, factory: LifespanFactory | None, services: Services, fleet: Fleet) -> None:
         _check(factory)
         self.factory = factory
         self._services = services
+        self._fleet = fleet  # is joined before the context manager is entered, and left after it
         self.task: asyncio.Task[None] | None = None  # enters the context manager, and leaves it later
         self._ready: asyncio.Future[None] | None = None
         self._stop: asyncio.Event | None = None
-        self.started = factory is None  # without a factory there is nothing to start
+        self.started = self._is_empty
         self.value: Any = None  # the value that the context manager yielded
         self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # called before the context manager is left
         self._reported: tuple[str, str] | None = None  # the last failure that was logged, and its text for clients
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether there is nothing to start: no context manager, and no other workers."""
+        return self.factory is None and self._fleet.is_alone
 
     def report(self, error: Exception) -> str:
         """Log that the lifespan failed to start (the same failure only once); return the error text for clients."""
@@ -74,19 +81,15 @@ class Lifespan:
         if not self.started:
             self.task.cancel()
         task, self.task, self._ready = self.task, None, None
-        self.started = self.factory is None
+        self.started = self._is_empty
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
     async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
-        assert self.factory is not None
         cancelled: asyncio.CancelledError | None = None
         try:
-            manager = self.factory(self._services.owner)
-            if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
-                raise _no_lifespan(f"one that returns {type(manager).__name__}")
-            async with manager as self.value:
+            async with self._fleet, self._manager() as self.value:
                 self.started = self._ready is ready  # unless it was stopped meanwhile
                 self._reported = None
                 ready.set_result(None)
@@ -113,6 +116,14 @@ class Lifespan:
             if self._ready is ready:
                 self._ready = None
                 self.started = False
+
+    def _manager(self) -> AbstractAsyncContextManager[Any]:
+        if self.factory is None:
+            return nullcontext()
+        manager = self.factory(self._services.owner)
+        if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
+            raise _no_lifespan(f"one that returns {type(manager).__name__}")
+        return manager
 
 
 def _check(factory: Any) -> None:
@@ -222,11 +233,18 @@ class Runtime(Services):
     """The parts of a server that the transports need."""
 
     def __init__(
-        self, *args: Any, eras: tuple[ServerEra, ...], lifespan: LifespanFactory | None, **options: Any
+        self,
+        *args: Any,
+        eras: tuple[ServerEra, ...],
+        lifespan: LifespanFactory | None,
+        is_alone: bool,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.eras = eras  # eras that the server serves, in the order in which they are tried
-        self.lifespan = Lifespan(lifespan, self)
+        self.fleet = Fleet(self, is_alone=is_alone)
+        self.lifespan = Lifespan(lifespan, self, self.fleet)
+        self.draining = False  # whether the process will stop soon, so that new clients should go to another one
         self.background = Background(self)
         self.open_calls = OpenCalls()  # unfinished calls that have to wait
         self.subscriptions = ListenStreams(self)

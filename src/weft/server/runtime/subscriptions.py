@@ -175,6 +175,7 @@ class ListenStreams:
 Show: TypeAlias = Callable[[TokenInfo | None], None]  # takes a newer token of the client
 
 AGAIN_SECONDS = 1.0  # seconds until `end` is called again, if it returned True
+_EARLY_SECONDS = 0.01  # timers fire at most this much too early
 
 
 def at_expiry(
@@ -207,7 +208,8 @@ def _expiring(leeway: float, info: TokenInfo | None, end: Callable[[], bool | No
         nonlocal timer
         left = None  # seconds for which the token is still accepted; None if it does not expire
         if info is not None and info.expires is not None:
-            left = max(info.expires + leeway - time.time(), 0.0)
+            # A timer may fire a moment too early, and then a client that comes back would be let in once more.
+            left = max(info.expires + leeway - time.time(), 0.0) + _EARLY_SECONDS
         if timer is not None and (left is None or loop.time() + left > timer.when()):
             timer.cancel()
             timer = None

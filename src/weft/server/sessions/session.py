@@ -8,26 +8,33 @@ session exists. Every worker that uses the session renews its record, and change
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Protocol, cast
 
 import msgspec
 
-from weft.backends import Store
+from weft.backends import Sets, Store
 from weft.eras.base import log_level_reached
 from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
-from weft.errors import InvalidParams, InvalidRequest, ParseError, ProtocolError
+from weft.errors import BackendUnavailable, InvalidParams, InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, check_bounds, decode, encode_error
 from weft.limits import Limits
+from weft.net.logs import Seldom
 from weft.server.calls.call import Call, Handler
-from weft.server.calls.changes import ChangeInbox
+from weft.server.calls.changes import Change, ChangeInbox
 from weft.server.calls.connection import Connection
 from weft.server.calls.pending import ClientChannel
+from weft.server.runtime.fleet import is_worker_id
 from weft.server.runtime.subscriptions import check_uris
 from weft.server.sessions.streams import STANDALONE, Streams
-from weft.types.base import EmptyResult, Implementation, LogLevel
+from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
 from weft.types.features import SubscribeParams
 from weft.types.lifecycle import (
     ClientCapabilities,
@@ -37,6 +44,8 @@ from weft.types.lifecycle import (
     ServerCapabilities,
     SetLevelParams,
 )
+
+_seldom = Seldom(logging.getLogger("weft.sessions"))
 
 
 class OpenStream(Protocol):
@@ -60,6 +69,48 @@ class ResumedReader(asyncio.Event):
         self.set()
 
 
+@dataclass(slots=True, eq=False)
+class StreamTurn:
+    """Lets only one response of this process send a stream. The newest request is next, and others do not wait.
+
+    Otherwise a client could have the events of one stream read for many responses at the same time.
+    """
+
+    is_taken: bool = False
+    _next: asyncio.Future[bool] | None = None  # of the request that waits
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a newer request waits, so that the response which has the turn must end."""
+        return self._next is not None
+
+    async def take(self) -> bool:
+        """Wait for the turn. Return False if a newer request waits instead."""
+        if not self.is_taken:
+            self.is_taken = True
+            return True
+        if self._next is not None and not self._next.done():
+            self._next.set_result(False)
+        mine: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._next = mine
+        try:
+            return await mine
+        except asyncio.CancelledError:
+            if self._next is mine:
+                self._next = None
+            elif mine.done() and not mine.cancelled() and mine.result():  # it got the turn at the same moment
+                self.pass_on()
+            raise
+
+    def pass_on(self) -> None:
+        """Pass the turn to the request that waits, if there is one."""
+        waiting, self._next = self._next, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(True)
+        else:
+            self.is_taken = False
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Session(ClientChannel):
     """The live part of one session in this process: its connection, running requests and open streams.
@@ -73,21 +124,28 @@ class Session(ClientChannel):
     worker: str  # id of this process
     streams: Streams
     limits: InitVar[Limits]
+    ask_key: str = ""  # secret of the fleet that makes the ids of requests to the client: see `asker_of`
     record: Record = field(init=False)  # the record as it was last read or stored
     last_used: float = field(default_factory=time.monotonic)
     renewed: float = field(default_factory=time.monotonic)  # when the lifetime of the record was last extended
+    passed_on: int = 0  # responses of the client that wait to be passed to other workers
     in_use: int = 0  # open requests and streams: while there are any, the session is not idle
     ended: bool = False
-    stale: bool = False  # whether another worker has changed the record since it was read
-    inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
+    stale: bool = False  # whether a change of the record by another worker may have been missed
+    inbox: ChangeInbox | None = None  # changes for the standalone stream; None if another worker collects them, or none
     wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
     open_streams: dict[str, OpenStream] = field(default_factory=dict[str, OpenStream])  # by stream name
     resumed: dict[str, ResumedReader] = field(default_factory=dict[str, ResumedReader])  # by stream name
+    turns: dict[str, StreamTurn] = field(default_factory=dict[str, StreamTurn])  # by stream name; of GET requests
     streams_begun: int = 0  # number of streams that requests have begun here; used in stream names
+    untold: tuple[Change, ...] = ()  # taken from the inbox, but could not be stored
+    current_save: asyncio.Task[None] | None = None  # stores the changes of the session
+    next_save: asyncio.Task[None] | None = None  # does so after it
+    handed_over: bool = False  # whether changes that were collected here were passed on, or reported as missed
 
     def __post_init__(self, limits: Limits) -> None:
         connection = Connection.for_loop(self, connection_id=self.id)
-        ClientChannel.__init__(self, self.worker, limits.ask_seconds, connection)
+        ClientChannel.__init__(self, _asker(self.worker, self.ask_key), limits.ask_seconds, connection)
         self.record = Record("", None, connection.client_capabilities, self.principal, self.peer)
 
     def name_stream(self) -> str:
@@ -95,10 +153,21 @@ class Session(ClientChannel):
         self.streams_begun += 1
         return f"{self.worker}-{self.streams_begun}"
 
+    def asker_of(self, request: object) -> str | None:
+        """Return the worker that has sent the client a request with this id; None if no worker of the fleet has.
+
+        The id begins with the id of the worker and a checksum of it with `ask_key`. So a client cannot invent ids of
+        workers that have never sent it a request: what it sends for these is not passed on.
+        """
+        name = request.rpartition("-")[0] if isinstance(request, str) else ""
+        worker = name.partition("-")[0]
+        is_asker = is_worker_id(worker) and compare_digest(name.encode(), _asker(worker, self.ask_key).encode())
+        return worker if is_asker else None
+
     @property
     def has_listened(self) -> bool:
         """Whether the client has ever opened the standalone stream, at any worker."""
-        return self.inbox is not None or self.record.has_listened
+        return self.inbox is not None or self.record.listener is not None
 
     @property
     def is_readable(self) -> bool:
@@ -110,6 +179,14 @@ class Session(ClientChannel):
         self.inbox = ChangeInbox(self.accepts, self.connection.subscribed_uris, self._wake_standalone)
         return self.inbox
 
+    def take_change(self, inbox: ChangeInbox) -> Change | None:
+        """Remove and return a change that the client has to be told; None if there is none."""
+        if not self.untold:
+            return inbox.take()
+        *rest, change = self.untold
+        self.untold = tuple(rest)
+        return change
+
     def _wake_standalone(self) -> None:
         if self.wake is not None:
             self.wake.set()
@@ -120,7 +197,26 @@ class Session(ClientChannel):
             await self.streams.append(self.id, STANDALONE, message)
             await self.streams.room(self.id, STANDALONE)
 
-    def to_record(self) -> Record:
+    async def begin(self, requests: Sequence[RequestId | None]) -> None:
+        """Note in the standalone stream that this worker begins to serve requests, which are answered there.
+
+        If this worker dies, the worker that has the stream sends errors instead.
+        """
+        waiting = [id for id in requests if id is not None]
+        if waiting and not self.ended:
+            await self.streams.append(self.id, STANDALONE, b"", waiting=waiting, worker=self.worker)
+
+    async def send_answer(self, answer: bytes | None, request: RequestId | None) -> None:
+        """Write the answer to a request of `begin` to the standalone stream. None: the request was cancelled."""
+        if not self.ended:
+            waiting = [] if request is None else [request]
+            is_cancelled = answer is None
+            await self.streams.append(
+                self.id, STANDALONE, answer or b"", waiting=waiting, worker=self.worker, is_cancelled=is_cancelled
+            )
+            await self.streams.room(self.id, STANDALONE)
+
+    def to_record(self, version: int | None = None) -> Record:
         """Return a record with the current state of the session in this process."""
         connection = self.connection
         return Record(
@@ -133,7 +229,9 @@ class Session(ClientChannel):
             connection.log_level,
             sorted(connection.subscribed_uris),
             connection.handshake_done,
-            self.has_listened,
+            self.record.listener if self.inbox is None else self.worker,
+            self.record.version if version is None else version,
+            self.ask_key,
         )
 
     def apply_record(self, before: Record, now: Record) -> None:
@@ -155,6 +253,14 @@ class Session(ClientChannel):
         connection.is_changed = is_changed
         self.record = now
 
+    def apply_news(self, record: Record, before: Record | None = None) -> None:
+        """Apply a stored record, unless this process knows a newer one.
+
+        `before` is the record to compare it with (default: the one that this process knows).
+        """
+        if record.version > self.record.version:
+            self.apply_record(before or self.record, record)
+
     def close(self) -> None:
         """Cancel the running requests of the session, fail unanswered requests to the client, and end the streams."""
         self.ended = True
@@ -170,7 +276,17 @@ class Session(ClientChannel):
                 wake.set()
 
 
+def _asker(worker: str, ask_key: str) -> str:
+    """Return the beginning of the ids of all requests of a worker to one client."""
+    if not ask_key:
+        return worker
+    return f"{worker}-{blake2b(worker.encode(), key=ask_key.encode(), digest_size=8).hexdigest()}"
+
+
 OFTEN = 10  # a record is renewed at most this many times within its lifetime
+MOST_SWAPS = 20  # attempts to change a record that other workers change at the same time
+_SWAP_PAUSE = 0.01  # seconds: longest pause after the second attempt; it grows with each attempt
+SWEEPS = 4  # idle sessions are looked for this many times within the shortest lifetime of a session
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
@@ -185,7 +301,11 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     log_level: LogLevel | None = None
     subscribed_uris: list[str] = []
     handshake_done: bool = False
-    has_listened: bool = False  # whether the client has ever opened the standalone stream, at any worker
+    # The worker that collects changes for the standalone stream: the last one at which the client has opened it. If it
+    # has released its live part since, it has missed changes, and reports this to the worker that follows it.
+    listener: str | None = None  # None if the client has never opened the stream
+    version: int = 0  # grows with each change; 0: not stored yet
+    ask_key: str = ""  # see `Session.ask_key`
 
 
 _encode = msgspec.json.Encoder().encode
@@ -193,12 +313,23 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Record).decode
 
 
-class Records:
-    """Reads and writes the records of all sessions in the store."""
+_NOBODY = b""  # instead of the owner of a standalone stream, after it has closed the stream
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+
+class Records:
+    """Reads and writes the records of all sessions in the store.
+
+    `sets` has the workers that have used a session lately. It is None if there is only one worker.
+    """
+
+    def __init__(self, store: Store, limits: Limits, sets: Sets | None = None) -> None:
         self._store = store
+        self._sets = sets
+        self._limits = limits
         self._unused_seconds = limits.session_unused_seconds
+        # A worker marks a session which is in use here again and again: when a sweep finds that the renewal is due.
+        shortest = min(limits.session_unused_seconds, limits.session_idle_seconds)
+        self._mark_seconds = 2 * limits.session_idle_seconds / OFTEN + shortest / SWEEPS
         # A record is not renewed with every use, so it has to last a little longer.
         self._idle_seconds = limits.session_idle_seconds * (1 + 1 / OFTEN)
         self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each keep-alive comment
@@ -210,22 +341,43 @@ class Records:
     async def read(self, id: str) -> Record | None:
         """Return the record of a session; None if the session does not exist."""
         data = await self._store.get(_key(id))
-        return None if data is None else _decode(data)
+        return None if data is None else _read_record(data)
 
-    async def renew(self, id: str) -> bool:
-        """Extend the lifetime of a record. Return False if the session does not exist any more."""
-        return await self._store.touch(_key(id), ttl=self._idle_seconds)
+    async def renew(self, id: str, worker: str = "") -> bool:
+        """Extend the lifetime of a record. Return False if the session does not exist any more.
+
+        Also mark the session as used by `worker`, for `other_users`.
+        """
+        if not await self._store.touch(_key(id), ttl=self._idle_seconds):
+            return False
+        await self.mark(id, worker)
+        return True
+
+    async def mark(self, id: str, worker: str) -> None:
+        """Mark a session as used by a worker. Do nothing if there is only one worker."""
+        if self._sets is not None:
+            await self._sets.add(_users(id), worker, ttl=self._mark_seconds)
+
+    async def other_users(self, id: str, worker: str) -> list[str]:
+        """Return the workers that have used a session lately, except `worker`."""
+        names = () if self._sets is None else await self._sets.names(_users(id))
+        return [name for name in names if name != worker]
 
     async def change(self, id: str, before: Record, after: Record) -> Record | None:
         """Apply the differences between `before` and `after` to the stored record, and return the merged record.
 
-        Return None if the session has ended.
+        Return None if the session has ended. Raises BackendUnavailable if other workers change it all the time.
         """
-        while (data := await self._store.get(_key(id))) is not None:
-            merged = _merge(before, after, _decode(data))
+        for attempt in range(MOST_SWAPS):
+            data = await self._store.get(_key(id))
+            stored = None if data is None else _read_record(data)
+            if stored is None:
+                return None
+            merged = _merge(before, after, stored, self._limits)
             if await self._store.swap(_key(id), data, _encode(merged), ttl=self._idle_seconds):
                 return merged
-        return None
+            await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
+        raise BackendUnavailable(f"A session was not saved: others have changed it {MOST_SWAPS} times meanwhile.")
 
     async def delete(self, id: str) -> None:
         """Delete the record of a session, and the entry that names the owner of its standalone stream."""
@@ -237,30 +389,56 @@ class Records:
     async def hold_stream(self, session: Session, *, takes_over: bool = False) -> bool:
         """Make this worker the owner of a session's standalone stream, or extend its ownership. Return True.
 
-        If another worker owns the stream, return False. But if `takes_over` is True, take the ownership from it.
+        If another worker owns the stream, return False. But if `takes_over` is True, take the ownership from it. Also
+        return False if the session does not exist any more.
         """
         key, owner, ttl = _stream(session.id), session.worker.encode(), self._stream_seconds
+        if await self._store.swap(key, owner, owner, ttl=ttl):
+            return True
+        if await self._store.get(_key(session.id)) is None:
+            return False
         if takes_over:
             await self._store.put(key, owner, ttl=ttl)
             return True
-        return await self._store.swap(key, owner, owner, ttl=ttl) or await self._store.swap(key, None, owner, ttl=ttl)
+        return await self._store.swap(key, None, owner, ttl=ttl) or await self._store.swap(key, _NOBODY, owner, ttl=ttl)
+
+    async def stream_owner(self, session: Session) -> str | None:
+        """Return the worker that owns the standalone stream of a session, or None."""
+        owner = await self._store.get(_stream(session.id))
+        return owner.decode() if owner else None  # empty: `_NOBODY`
 
     async def drop_stream(self, session: Session) -> None:
         """End the ownership of a session's standalone stream, if this worker is the owner."""
-        if await self._store.get(_stream(session.id)) == session.worker.encode():
-            await self._store.delete(_stream(session.id))
+        # Not deleted: another worker may become the owner between a look and the deletion.
+        await self._store.swap(_stream(session.id), session.worker.encode(), _NOBODY, ttl=self._stream_seconds)
 
 
-def _merge(before: Record, after: Record, stored: Record) -> Record:
-    """Return a copy of `stored` to which the differences between `before` and `after` are applied."""
+def _read_record(data: bytes) -> Record | None:
+    """Decode a record. Return None if it is not valid, for example because another program has written it."""
+    try:
+        return _decode(data)
+    except ValueError as error:
+        _seldom.error("A session does not exist, because its record in the Backend is not valid: %s", error)
+        return None
+
+
+def _merge(before: Record, after: Record, stored: Record, limits: Limits) -> Record:
+    """Return a copy of `stored` to which the differences between `before` and `after` are applied.
+
+    New URIs are left out if there would be too many together with those of other workers.
+    """
     changed = {
         name: value
         for name in Record.__struct_fields__
-        if (value := getattr(after, name)) != getattr(before, name) and name != "subscribed_uris"
+        if (value := getattr(after, name)) != getattr(before, name) and name not in ("subscribed_uris", "version")
     }
     old, new = set(before.subscribed_uris), set(after.subscribed_uris)
-    uris = (set(stored.subscribed_uris) | (new - old)) - (old - new)
-    return msgspec.structs.replace(stored, **changed, subscribed_uris=sorted(uris))
+    uris = kept = set(stored.subscribed_uris) - (old - new)
+    if not new <= kept:
+        with suppress(InvalidParams):
+            check_uris(kept | (new - old), limits)
+            uris = kept | (new - old)
+    return msgspec.structs.replace(stored, **changed, subscribed_uris=sorted(uris), version=stored.version + 1)
 
 
 def _key(id: str) -> str:
@@ -269,6 +447,10 @@ def _key(id: str) -> str:
 
 def _stream(id: str) -> str:
     return f"listener/{id}"
+
+
+def _users(id: str) -> str:
+    return f"users/{id}"
 
 
 async def _initialize(call: Call) -> InitializeResult:

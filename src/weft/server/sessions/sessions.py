@@ -3,7 +3,8 @@
 A session has two parts. Its *record* (principal, version, capabilities, subscriptions) is in the Backend's store, where
 any worker finds it. Its *live part* is in one process: the connection that handlers see, running requests, and requests
 that the client has not answered yet. If a worker gets a request of a session that has no live part there, the worker
-reads the record, and creates a live part.
+reads the record, and creates a live part. The workers of the fleet tell each other of changed records, of ended
+sessions, and of messages of a client that are for another worker.
 
 A session belongs to the principal that opened it: for other principals it does not exist.
 """
@@ -17,27 +18,43 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from weft.backends import Unsubscribe
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
-from weft.server.calls.changes import encode_change
+from weft.net.logs import Seldom
+from weft.server.calls.changes import ChangeInbox, encode_change
 from weft.server.calls.pending import ClientChannel
-from weft.server.diagnostics import report
+from weft.server.diagnostics import summary_of
+from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.session import OFTEN, Records, Session
+from weft.server.runtime.subscriptions import check_uris
+from weft.server.sessions.session import OFTEN, SWEEPS, Record, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.lifecycle import CancelledParams, ProgressParams
+
+log = logging.getLogger("weft.sessions")
+
+_TOPIC = "sessions"  # of the Backend's bus
+_KEEPING = "Keeping sessions in the Backend"
+_AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that another worker sends now
+MOST_PASSED_ON = 200  # responses of clients that wait to be passed to other workers
+MOST_PASSED_ON_PER_SESSION = 16  # the same, of one session
+_MOST_RELAYED = 1024  # bytes of a text in a notification that is passed to all workers
+_MOST_PUBLISHED = 8192  # bytes of a record that is sent to all workers; of a larger one, they get the version
 
 
 class SessionsFull(Exception):
     """Raised if the limit of sessions is reached, and all sessions are in use."""
+
+
+class SessionGone(Exception):
+    """Raised if a session that this process knows does not exist any more."""
 
 
 class Sessions:
@@ -45,20 +62,22 @@ class Sessions:
 
     def __init__(self, runtime: Runtime) -> None:
         self.limits = runtime.limits
-        self.streams = Streams(runtime.backend, runtime.limits)
+        self.streams = Streams(runtime.backend, runtime.limits, runtime.fleet)
         self.closing = False  # the server is stopping: streams end as soon as they are opened
         self._runtime = runtime
-        self.records = Records(runtime.backend.store, runtime.limits)
-        self._bus = runtime.backend.bus
-        self._worker = secrets.token_hex(4)  # id of this process
+        self._fleet = runtime.fleet
+        sets = None if self._fleet.is_alone else runtime.backend.sets
+        self.records = Records(runtime.backend.store, runtime.limits, sets)
+        self._fleet.hear(_TOPIC, self._receive, self._mark_stale)
+        self._fleet.hear_direct(self._receive)
         self._unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake; oldest first
         self._used: OrderedDict[str, Session] = OrderedDict()  # with a later request; least recently used first
         self._per_peer: dict[str, OrderedDict[str, Session]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
-        self._joining = asyncio.Lock()
-        self._leave_bus: Unsubscribe | None = None  # ends the subscription to the messages of other workers
+        self._passed_on = 0  # responses of clients that wait to be passed to other workers
+        self._seldom = Seldom(log)
 
     def __len__(self) -> int:
         return len(self._unused) + len(self._used)
@@ -66,74 +85,247 @@ class Sessions:
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
         """Return a new session for a handshake. The session is not stored: call `keep` after the handshake.
 
-        The id of the session begins with `prefix`. Raises `SessionsFull` if the limit of sessions is reached and all
-        sessions are in use.
+        The id of the session begins with `prefix`. Call `check_room` before.
         """
-        self._find_superfluous(peer)
-        return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
+        ask_key = "" if self._fleet.is_alone else secrets.token_hex(8)
+        return self._new(prefix + secrets.token_urlsafe(24), principal, peer, ask_key)
 
-    def _new(self, id: str, principal: str | None, peer: str) -> Session:
-        return Session(id, principal, peer, self._worker, self.streams, self.limits)
+    async def check_room(self, peer: str) -> None:
+        """Raise `SessionsFull` if a limit of sessions is reached, and no session can make room for one of `peer`."""
+        await self._find_superfluous(peer)
+
+    def _new(self, id: str, principal: str | None, peer: str, ask_key: str) -> Session:
+        return Session(id, principal, peer, self._fleet.worker, self.streams, self.limits, ask_key)
 
     async def keep(self, session: Session) -> None:
-        """Store a new session, so that `find` finds it for the next request."""
-        with contextlib.suppress(SessionsFull):  # `new` has checked the limits
-            for other in self._find_superfluous(session.peer):
-                self.end_soon(other)
-        self._add(session, self._unused)
+        """Store a new session, so that `find` finds it for the next request.
+
+        If a limit is reached, other sessions make room: see `_find_superfluous`. Raises `SessionsFull` if none can, and
+        `SessionGone` if the session has ended before it was stored.
+        """
+        await self._make_room(session.peer)
+        self._add(session, self._unused)  # at once: other handshakes must not take the same room
+        has_stream = session.in_use > 0  # HTTP+SSE
+        session.in_use += 1  # so that it does not make room for another one before it is stored
         try:
-            await self._join_bus()
-            session.record = session.to_record()
+            session.record = session.to_record(version=1)
             session.connection.is_changed = False
             await self.records.add(session.id, session.record)
+            if has_stream:
+                await self.records.mark(session.id, session.worker)
         except BaseException:
             self._remove(session)
+            self.in_background(self.records.delete(session.id))  # it may be stored, and no worker would count it
             raise
+        finally:
+            session.in_use -= 1
+        if session.ended:  # its record may have been deleted before it was stored
+            await self.records.delete(session.id)
+            raise SessionGone
+
+    async def _make_room(self, peer: str) -> None:
+        """End or release sessions until `peer` can open a new one. Raises `SessionsFull` if that is not possible."""
+        while True:  # other handshakes may take the room while this one waits
+            of_peer, longest_idle = await self._find_superfluous(peer)
+            if of_peer is None and longest_idle is None:
+                return
+            if of_peer is not None:
+                self.end_soon(of_peer)
+            if longest_idle is not None:
+                (self.end_soon if self._fleet.is_alone else self._release_soon)(longest_idle)
 
     async def find(self, id: str, principal: str | None) -> Session | None:
         """Return the session with this id and principal, and mark it as used; None if there is no such session."""
-        session = self._local(id)
-        if session is None or session.stale:
-            session = await self._fetch(id, session)
+        if not self._fleet.is_alone:
+            # Messages of other workers that are here are handled first. Others may still be on their way, even if they
+            # were sent before the client sent this request: then this request is served with the older record.
+            await asyncio.sleep(0)
+        session = self._local(id) or await self._fetch(id, None)
         if session is None or session.principal != principal or session.ended:
             return None
-        now = session.last_used = time.monotonic()
-        is_first = self._unused.pop(id, None) is not None
-        self._used[id] = session
-        self._used.move_to_end(id)
-        self._per_peer[session.peer].move_to_end(id)
-        if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
-            session.renewed = now
-            if not await self.records.renew(id):  # the record has expired
-                self.end_soon(session)
+        session.in_use += 1  # so that it is not released while this method waits
+        try:
+            if session.stale:
+                await self._fetch(id, session)
+            if not session.ended:
+                await self._mark_used(session)
+        finally:
+            session.in_use -= 1
         return None if session.ended else session  # another task may have ended it
 
-    async def save(self, session: Session) -> None:
-        """Store the changes of a session for the other workers. Do nothing if the session has ended."""
-        session.connection.is_changed = False
-        mine = session.to_record()
+    async def _mark_used(self, session: Session) -> None:
+        now = session.last_used = time.monotonic()
+        is_first = self._unused.pop(session.id, None) is not None
+        self._used[session.id] = session
+        self._used.move_to_end(session.id)
+        self._per_peer[session.peer].move_to_end(session.id)
+        if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
+            await self._renew(session)
+
+    async def _renew(self, session: Session) -> None:
+        """Extend the lifetime of a record. If the record does not exist any more, end the session."""
+        session.renewed = time.monotonic()
         try:
-            merged = None if session.ended else await self.records.change(session.id, session.record, mine)
+            exists = await self.records.renew(session.id, session.worker)
+        except BaseException:
+            session.renewed = -math.inf  # try again with the next use
+            raise
+        if not exists and not session.ended:
+            self.end_soon(session)
+
+    async def exists(self, session: Session) -> bool:
+        """Return whether the record of a session still exists. If it does not, end the session in this process."""
+        return await self._fetch(session.id, session) is not None
+
+    async def save(self, session: Session) -> None:
+        """Store the changes of a session for the other workers. Do nothing if the session has ended.
+
+        There is one save of a session at a time. The changes that are made meanwhile are saved together by the next.
+
+        Raises InvalidParams if the client has subscribed to too many resources, at several workers at the same time.
+        """
+        if session.next_save is None:
+            before = session.current_save
+            save = session.next_save = asyncio.get_running_loop().create_task(self._save_next(session, before))
+            save.add_done_callback(_forget_failure)
+        await asyncio.shield(session.next_save)
+
+    async def _save_next(self, session: Session, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        session.current_save, session.next_save = session.next_save, None
+        try:
+            await self._save(session)
+        finally:
+            session.current_save = None
+
+    async def _save(self, session: Session) -> None:
+        session.connection.is_changed = False
+        known, mine = session.record, session.to_record()
+        try:
+            merged = None if session.ended else await self.records.change(session.id, known, mine)
             if merged is not None:
-                session.apply_record(mine, merged)
-                await self._publish(session)
+                self._apply(session, merged, mine)
+                await self._publish_record(session, merged)
         except BaseException:
             session.connection.is_changed = True  # the next request tries again
             raise
+        if merged is not None:
+            left_out = set(mine.subscribed_uris).difference(known.subscribed_uris, merged.subscribed_uris)
+            check_uris([*merged.subscribed_uris, *left_out], self.limits)
+
+    async def _publish_record(self, session: Session, record: Record) -> None:
+        """Tell the other workers of a change of a session's record.
+
+        They get the record itself, so that they know it before the changes that are published later. Otherwise they
+        would not collect a change of a resource to which the client has just subscribed. But a large record is not
+        sent: a client could have it sent very often.
+        """
+        if len(msgspec.json.encode(record)) <= _MOST_PUBLISHED:
+            await self._publish(session, record=record)
+        else:
+            await self._publish(session, version=record.version)
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
         """Open the standalone stream of a session at this worker, and return True. Any worker may write to the stream.
 
         If the stream is open at another worker, return False. But if `takes_over` is True, because the client resumes
-        the stream, open it here, and the other worker ends it.
+        the stream, open it here, and the other worker ends it. Also open it here if the other worker was killed. Raises
+        `SessionGone` if the session does not exist any more.
         """
         if not await self.records.hold_stream(session, takes_over=takes_over):
-            return False
-        if session.inbox is None and not session.ended:
-            self._runtime.changes.open_inbox(session.open_inbox())
-        if not session.record.has_listened:
-            await self.save(session)
+            owner = await self.records.stream_owner(session)
+            if owner is not None and await self._fleet.is_listening(owner):
+                return False
+            if not await self.records.hold_stream(session, takes_over=True):
+                self.end_soon(session)
+                raise SessionGone
         return True
+
+    async def hold_stream(self, session: Session) -> bool:
+        """Keep the standalone stream of a session open at this worker. Return False if the stream must end here.
+
+        It must end if another worker has taken it over, or if the session does not exist any more.
+        """
+        if await self.records.hold_stream(session):
+            return True
+        await self.exists(session)
+        return False
+
+    async def collect_changes(self, session: Session) -> None:
+        """Collect changes for the standalone stream of a session at this worker, which has just opened the stream.
+
+        The worker that has collected them until now writes those that it has to the stream, and stops. If there is no
+        such worker any more, or if it has released the session, changes were missed, and the client is told that
+        everything may have changed.
+        """
+        before, has_collected = session.record.listener, session.inbox is not None
+        if not has_collected and not session.ended:
+            session.handed_over = False
+            self._runtime.changes.open_inbox(session.open_inbox())
+        if before != session.worker:
+            await self.save(session)
+            if before is not None:
+                self.in_background(self._replace_collector(session, before))
+        elif not has_collected and session.inbox is not None:  # an earlier live part in this process was released
+            session.inbox.put_all()
+
+    async def _replace_collector(self, session: Session, worker: str) -> None:
+        """Tell the worker that has collected the changes of a session until now that this worker does so.
+
+        If that worker has missed changes, it reports that. If it cannot be told, it may have missed some.
+        """
+        message = _WorkerMessage(session.id, record=session.record, is_replaced=True)
+        try:
+            is_told = await self._fleet.is_listening(worker) and await self._fleet.send(
+                worker, _encode_message(message)
+            )
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+            self.log_failure("Telling a worker that its stream is open elsewhere", error)
+            is_told = False
+        if not is_told and session.inbox is not None:
+            session.inbox.put_all()
+
+    def _report_missed(self, session: str, collector: str | None) -> None:
+        """Tell the worker that collects the changes of a session now that this worker has missed some."""
+        if collector is not None:
+            message = _WorkerMessage(session, has_missed=True)
+            self.in_background(self._fleet.send(collector, _encode_message(message)))
+
+    def _apply(self, session: Session, record: Record, before: Record | None = None) -> None:
+        """Apply a stored record (see `Session.apply_news`). If another worker collects changes now, stop doing so."""
+        has_collected = session.record.listener == session.worker
+        session.apply_news(record, before)
+        if not has_collected or session.record.listener == session.worker:
+            return
+        session.handed_over = True
+        if session.inbox is None:  # an earlier live part has collected changes, and was released
+            self._report_missed(session.id, session.record.listener)
+            return
+        inbox, session.inbox = session.inbox, None
+        self._runtime.changes.close_inbox(inbox)
+        self.in_background(self._hand_over(session, inbox))
+        if session.wake is not None:
+            session.wake.set()  # the stream ends here, because it is open at the other worker
+
+    async def _hand_over(self, session: Session, inbox: ChangeInbox) -> None:
+        """Write the changes that this worker has collected to the standalone stream, which another worker has now.
+
+        If the Backend fails, try again until the session ends.
+        """
+        session.in_use += 1  # so that it is not released before
+        try:
+            change = session.take_change(inbox)
+            while change is not None and not session.ended:
+                try:
+                    await session.send(encode_change(change))
+                except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                    self.log_failure("Writing changes to a stream that another worker sends", error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                else:
+                    change = session.take_change(inbox)
+        finally:
+            session.in_use -= 1
 
     async def end(self, session: Session) -> None:
         """End a session at all workers, and delete its record and streams."""
@@ -148,7 +340,7 @@ class Sessions:
         """Mark a session as ended now, and end it at all workers in the background."""
         session.ended = True
         self._remove(session)
-        self._in_background(self.end(session))
+        self.in_background(self.end(session))
 
     def close_soon(self) -> None:
         """Call `end_streams` soon, in the event loop. May be called from any thread."""
@@ -178,88 +370,183 @@ class Sessions:
         await asyncio.gather(*[self._release(session, seconds=0) for session in self._all()])
         if self._background:
             await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
-        leave_bus, self._leave_bus = self._leave_bus, None
-        if leave_bus is not None:
-            try:
-                await leave_bus()
-            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                report("Leaving the Backend's bus", error, debug=False)
         self.closing = False
 
     # A message of a client about a request may arrive at a worker that does not have this request.
 
     async def answered(self, session: Session, frame: Frame) -> None:
-        """Handle a response of the client. If another worker has sent the request, pass the response to all workers."""
-        worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
-        if worker == self._worker:
+        """Handle a response of the client. If another worker has sent the request, pass the response to that worker."""
+        worker = session.asker_of(frame.id)
+        if worker == self._fleet.worker:
             session.outstanding.answered(frame)
-        elif worker:
-            await self._publish(session, frame)
+        elif worker is not None:
+            await self._pass_on(session, worker, frame)
+
+    async def _pass_on(self, session: Session, worker: str, frame: Frame) -> None:
+        """Pass a response to another worker, and wait until that worker has it or is dead.
+
+        Raises `Busy` if too many responses wait already: of this session, or in this process.
+        """
+        if session.passed_on >= MOST_PASSED_ON_PER_SESSION or self._passed_on >= MOST_PASSED_ON:
+            raise Busy("Too many responses wait to be passed to another worker. Send this one again later.")
+        session.passed_on += 1
+        self._passed_on += 1
+        try:
+            await self._fleet.send(worker, _encode_message(_WorkerMessage(session.id, frame)))
+        finally:
+            session.passed_on -= 1
+            self._passed_on -= 1
 
     async def notified(self, session: Session, frame: Frame) -> None:
         """Handle a notification of the client. If it is about a request at another worker, pass it to all workers."""
         if not take_notification(self._runtime, session, frame):
-            await self._publish(session, frame)
+            relayed = _relayed(session, frame, self.limits.id_bytes)
+            if relayed is not None:
+                await self._publish(session, relayed)
         if session.connection.is_changed:
             await self.save(session)
 
-    async def _publish(self, session: Session, frame: Frame | None = None, *, has_ended: bool = False) -> None:
-        """Send a message about a session to the other workers: a frame, the end of the session, or a changed record."""
-        await self._bus.publish(_TOPIC, msgspec.json.encode(_WorkerMessage(self._worker, session.id, frame, has_ended)))
+    async def end_readers(self, session: Session, stream: str, *, retry: int | None = None) -> None:
+        """End the responses in which a client reads the stream of a request, at all workers.
+
+        The client reads the rest in a new response. `retry` is the number of milliseconds after which it should come
+        for the rest; None: it is here already.
+        """
+        self._end_readers(session, stream, retry)
+        await self._publish(session, stream=stream, retry=retry)
+
+    def _end_readers(self, session: Session, stream: str, retry: int | None) -> None:
+        if (reader := session.resumed.pop(stream, None)) is not None:
+            reader.end(retry)
+        if retry is None and (held := session.open_streams.get(stream)) is not None:
+            held.release(is_resumed=True)
+
+    async def _publish(self, session: Session, frame: Frame | None = None, **fields: Any) -> None:
+        """Send a message about a session to the other workers. `fields` are fields of the message."""
+        if not self._fleet.is_alone:
+            await self._fleet.publish(_TOPIC, _encode_message(_WorkerMessage(session.id, frame, **fields)))
 
     def _receive(self, message: bytes) -> None:
         """Handle a message from another worker about a session."""
         sent = _read_message(message)
         session = self._local(sent.session)
-        if session is None or sent.worker == self._worker:
-            return
-        if sent.has_ended:
+        if session is None:
+            if sent.is_replaced and sent.record is not None:
+                self._report_missed(sent.session, sent.record.listener)
+        elif sent.has_ended:
             if not session.ended:
                 session.ended = True
-                self._in_background(self._forget(session))
-        elif sent.frame is None:
-            self._record_changed(session)
-        elif sent.frame.is_notification:
+                self.in_background(self._forget(session))
+        elif sent.version or sent.record is not None:
+            self._receive_change(session, sent)
+        elif sent.has_missed:
+            if session.inbox is not None:
+                session.inbox.put_all()
+        elif sent.stream is not None:
+            self._end_readers(session, sent.stream, sent.retry)
+        elif sent.frame is not None and sent.frame.is_notification:
             take_notification(self._runtime, session, sent.frame)
-        else:
+        elif sent.frame is not None:
             session.outstanding.answered(sent.frame)
 
-    def _record_changed(self, session: Session) -> None:
-        session.stale = True
+    def _receive_change(self, session: Session, sent: _WorkerMessage) -> None:
+        """Handle the message that another worker has changed the record of a session."""
         if self._unused.pop(session.id, None) is not None:
             self._used[session.id] = session
-        if session.in_use or session.has_listened:  # open requests and streams need the new state now
-            self._in_background(self._fetch(session.id, session))
+        if sent.record is not None:
+            self._apply(session, sent.record)
+            if sent.is_replaced and not session.handed_over:  # the live part is newer than the collected changes
+                session.handed_over = True
+                self._report_missed(session.id, sent.record.listener)
+        elif sent.version > session.record.version and not session.stale:
+            session.stale = True
+            if session.in_use or session.has_listened:  # it needs the new state now
+                self.in_background(self._read_again([session]))
 
-    async def _join_bus(self) -> None:
-        """Subscribe to the messages of other workers, if this is not done yet."""
-        async with self._joining:
-            if self._leave_bus is None:
-                self._leave_bus = await self._bus.subscribe(_TOPIC, self._receive)
+    def _mark_stale(self) -> None:
+        """Let all records be read again, because messages of other workers may have been missed."""
+        for session in self._all():
+            session.stale = True
+        self.in_background(self._read_again([one for one in self._all() if one.in_use or one.has_listened]))
+
+    async def _read_again(self, sessions: Sequence[Session]) -> None:
+        """Read the records of sessions whose requests and streams are open: they need the new state now.
+
+        Until then, changes may have been left out by the old state. So clients are told that everything may have
+        changed. A session whose record cannot be read stays stale, and `_sweep` tries again.
+        """
+        for session in sessions:
+            if session.stale and not session.ended:
+                try:
+                    await self._fetch(session.id, session)
+                except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                    self.log_failure(_KEEPING, error)
+                else:
+                    if session.inbox is not None:
+                        session.inbox.put_all()
 
     async def send_changes(self, session: Session) -> None:
         """Write pending changes to the standalone stream of a session, but not more than `streams.most_unread`."""
         for _ in range(self.streams.most_unread):
-            change = None if session.inbox is None else session.inbox.take()
+            change = None if session.inbox is None else session.take_change(session.inbox)
             if change is None:
                 return
-            await self.streams.append(session.id, STANDALONE, encode_change(change))
+            try:
+                await self.streams.append(session.id, STANDALONE, encode_change(change))
+            except BaseException:
+                session.untold = (*session.untold, change)  # the client is told when it has opened its stream again
+                raise
 
-    def _find_superfluous(self, peer: str) -> list[Session]:
-        """Return the sessions that must end before `peer` can open a new session, because a limit is reached.
+    async def _find_superfluous(self, peer: str) -> tuple[Session | None, Session | None]:
+        """Return the sessions that must make room before `peer` can open a new session.
 
-        There is a limit for the sessions of one peer, and a limit for all sessions. Raises `SessionsFull` if a limit is
-        reached and no session can end, because all are in use.
+        The first one is a session of `peer` that ends at all workers; None if the limit of one peer is not reached.
+        Sessions without a request since the handshake end first, then the one that was idle longest. A session is
+        not idle if another worker has used it lately: workers leave marks in the Backend (`Records.renew`).
+
+        The second one is the session that was idle longest in this process; None if the limit of all sessions is not
+        reached. It ends if there is only one worker. Otherwise only its live part ends here, and the session exists in
+        the Backend until it was idle for too long at all workers.
+
+        Raises `SessionsFull` if a limit is reached, and all these sessions are in use.
         """
-        found: list[Session] = []
+        of_peer = longest_idle = None
         mine = self._per_peer.get(peer)
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:
             # Several clients may share one address. Sessions that were never used end first.
-            unused = (session for session in mine.values() if session.id in self._unused)
-            found.append(_idle(chain(unused, mine.values())))
-        if len(self) - len(found) >= self.limits.sessions:
-            found.append(_idle(self._all()))
-        return found
+            candidates = sorted(mine.values(), key=lambda session: session.id not in self._unused)
+            of_peer = await self._find_unused_elsewhere(candidates)
+        if len(self) - (of_peer is not None) >= self.limits.sessions:
+            longest_idle = _idle(session for session in self._all() if session is not of_peer)
+        return of_peer, longest_idle
+
+    async def _find_unused_elsewhere(self, candidates: Iterable[Session]) -> Session:
+        """Return the first session that is idle, here and at other workers. Raise `SessionsFull` if there is none."""
+        for session in candidates:
+            if not _is_idle(session) or await self.records.other_users(session.id, session.worker):
+                continue
+            # It may have been used, or ended, or released, while the marks were read.
+            if _is_idle(session) and self._local(session.id) is session:
+                return session
+        raise SessionsFull
+
+    def _release_superfluous(self, peer: str) -> None:
+        """Release idle live parts if a limit is reached, before a live part of another session of `peer` is created.
+
+        No session ends: other workers may use it. If no live part is idle, there is one more than the limit allows.
+        """
+        mine = self._per_peer.get(peer)
+        with contextlib.suppress(SessionsFull):
+            if mine is not None and len(mine) >= self.limits.sessions_per_peer:
+                self._release_soon(_idle(mine.values()))
+        with contextlib.suppress(SessionsFull):
+            if len(self) >= self.limits.sessions:
+                self._release_soon(_idle(self._used.values()))
+
+    def _release_soon(self, session: Session) -> None:
+        """Forget the live part of a session now, and end it in the background. The record stays."""
+        self._remove(session)
+        self.in_background(self._release(session))
 
     def _add(self, session: Session, group: OrderedDict[str, Session]) -> None:
         group[session.id] = session
@@ -269,21 +556,21 @@ class Sessions:
             self._sweep_later()
 
     def _remove(self, session: Session) -> None:
+        """Forget a live part. There may be a newer live part of the same session, which stays."""
         if session.inbox is not None:
             self._runtime.changes.close_inbox(session.inbox)
-        self._unused.pop(session.id, None)
-        self._used.pop(session.id, None)
-        mine = self._per_peer.get(session.peer)
-        if mine is not None:
-            mine.pop(session.id, None)
-            if not mine:
-                del self._per_peer[session.peer]
+        mine = self._per_peer.get(session.peer, OrderedDict[str, Session]())
+        for group in (self._unused, self._used, mine):
+            if group.get(session.id) is session:
+                del group[session.id]
+        if not mine:
+            self._per_peer.pop(session.peer, None)
         if not len(self) and self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
 
     async def _release(self, session: Session, seconds: float | None = None) -> None:
-        """End the live part of a session in this process. The record stays.
+        """End the live part of a session in this process. The record stays, and its lifetime is not extended.
 
         Wait up to `seconds` for its calls (default: `drain_seconds`).
         """
@@ -297,7 +584,7 @@ class Sessions:
     def _sweep_later(self) -> None:
         assert self._loop is not None
         shortest = min(self.limits.session_unused_seconds, self.limits.session_idle_seconds)
-        self._sweeping = self._loop.call_later(max(shortest / 4, 0.05), self._sweep)
+        self._sweeping = self._loop.call_later(max(shortest / SWEEPS, 0.05), self._sweep)
 
     def _sweep(self) -> None:
         """End the sessions that were idle for too long. Renew the records of sessions that are in use."""
@@ -307,19 +594,26 @@ class Sessions:
             (self._unused, self.limits.session_unused_seconds),
             (self._used, self.limits.session_idle_seconds),
         ):
-            for session in group.values():
+            for session in list(group.values()):
                 if session.in_use:  # a long call, an open stream: not idle
                     session.last_used = now
                     if now - session.renewed > seconds / OFTEN:
-                        session.renewed = now
-                        self._in_background(self.records.renew(session.id))
+                        self.in_background(self._renew(session))
+                    if session.stale:
+                        self.in_background(self._read_again([session]))
                 elif now - session.last_used >= seconds:
-                    self._in_background(self._end_if_over(session))
+                    self.in_background(self._end_if_over(session))
 
     async def _end_if_over(self, session: Session) -> None:
-        """End a session that was idle in this process for too long, unless another worker has used it."""
-        if await self.records.read(session.id) is None and not session.in_use and not session.ended:
+        """End a session that was idle in this process for too long. If other workers use it, end only its live part."""
+        last_used = session.last_used
+        record = await self.records.read(session.id)
+        if session.in_use or session.ended or session.last_used != last_used:
+            return
+        if record is None:
             self.end_soon(session)
+        elif not self._fleet.is_alone:
+            await self._release(session)
 
     def _all(self) -> Iterable[Session]:
         """Return the sessions of this process: first those that were never used, then the others, oldest use first."""
@@ -336,30 +630,30 @@ class Sessions:
         if known is not None:
             known.stale = False
         try:
-            await self._join_bus()  # before the record is read, so that no later change is missed
             record = await self.records.read(id)
         except BaseException:
             if known is not None:
                 known.stale = True
             raise
         if record is None:
+            if known is not None:  # the record has expired, or the backend has lost it
+                self.end_soon(known)
             return None
         session = known or self._local(id)  # another task may have fetched it meanwhile
         if session is None:
-            session = self._new(id, record.principal, record.peer)
-            session.renewed = 0.0  # this worker has not renewed the record yet
-            if len(self) >= self.limits.sessions:
-                with contextlib.suppress(SessionsFull):  # only the live part ends: other workers may use the session
-                    self._in_background(self._release(_idle(self._used.values())))
+            session = self._new(id, record.principal, record.peer, record.ask_key)
+            session.renewed = -math.inf  # this worker has not renewed the record yet
+            self._release_superfluous(session.peer)
             self._add(session, self._used)
-        session.apply_record(session.record, record)
+        self._apply(session, record)
         return session
 
     async def _forget(self, session: Session) -> None:
         await self._release(session)
         await self.streams.forget(session.id)
 
-    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine in a task that is not awaited. If it fails, the log has the failure."""
         task = asyncio.get_running_loop().create_task(work, name="weft-sessions")
         self._background.add(task)
         task.add_done_callback(self._background_done)
@@ -367,36 +661,84 @@ class Sessions:
     def _background_done(self, task: asyncio.Task[object]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            report("Keeping sessions in the Backend", error, debug=False)
+            self.log_failure(_KEEPING, error)
+
+    def log_failure(self, what: str, error: BaseException) -> None:
+        """Log that the Backend has failed. While it fails, this happens again and again, so not all of it is logged."""
+        self._seldom.error("%s raised %s", what, summary_of(error), about=f"{what} {type(error).__name__}")
 
 
-_TOPIC = "sessions"  # of the Backend's bus
+class _WorkerMessage(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A message to other workers about a session: one of the fields after `session` is set."""
 
-
-class _WorkerMessage(msgspec.Struct, array_like=True):
-    """A message to the other workers about a session.
-
-    If it has no `frame` and `has_ended` is False, it means that the record of the session was changed.
-    """
-
-    worker: str  # id of the sender
     session: str
     frame: Frame | None = None  # a message of the client about a request that another worker may have
+    record: Record | None = None  # the record, after the sender has changed it
     has_ended: bool = False
+    stream: str | None = None  # a stream of a request, which the client reads in a new response
+    retry: int | None = None  # milliseconds after which it does
+    has_missed: bool = False  # whether the sender should have collected changes of the session, but has missed some
+    version: int = 0  # instead of a large record: its version. The receiver reads it when it needs it
+    is_replaced: bool = False  # with `record`: whether its listener replaces the receiver, which reports missed changes
 
 
+_encode_message = msgspec.json.Encoder().encode
 _read_message = msgspec.json.Decoder(_WorkerMessage).decode
+
+
+def _forget_failure(save: asyncio.Task[None]) -> None:
+    """Mark the failure of a save as seen: those that have waited for it may have been cancelled."""
+    if not save.cancelled():
+        save.exception()
+
+
+def _is_idle(session: Session) -> bool:
+    return not session.in_use and not session.ended
 
 
 def _idle(candidates: Iterable[Session]) -> Session:
     """Return the first of the candidates that is not in use. Raise `SessionsFull` if all are in use."""
-    idle = next((session for session in candidates if not session.in_use), None)
+    idle = next(filter(_is_idle, candidates), None)
     if idle is None:
         raise SessionsFull
     return idle
 
 
-log = logging.getLogger("weft.sessions")
+def _relayed(session: Session, frame: Frame, most_id: int) -> Frame | None:
+    """Return what other workers need of a notification about a request, with short texts. All workers get it.
+
+    Return None if no other worker can have the request.
+    """
+    params: CancelledParams | ProgressParams
+    try:
+        if frame.method == "notifications/cancelled":
+            cancelled = _read_cancelled(_params_of(frame))
+            id = cancelled.request_id
+            if isinstance(id, str) and len(id.encode()) > most_id:
+                return None
+            params = CancelledParams(request_id=id, reason=_cut(cancelled.reason))
+        else:
+            read = _read_progress(_params_of(frame))
+            if session.asker_of(read.progress_token) in (None, session.worker):
+                return None
+            params = ProgressParams(
+                progress_token=read.progress_token,
+                progress=read.progress,
+                total=read.total,
+                message=_cut(read.message),
+            )
+        return Frame(frame.jsonrpc, method=frame.method, params=msgspec.Raw(msgspec.json.encode(params)))
+    except (msgspec.DecodeError, OverflowError):  # a number that cannot be encoded again
+        return None
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else text[:_MOST_RELAYED].encode()[:_MOST_RELAYED].decode(errors="ignore")
+
+
+def _params_of(frame: Frame) -> bytes:
+    return b"{}" if frame.params is UNSET else bytes(frame.params)
+
 
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 _read_progress = msgspec.json.Decoder(ProgressParams).decode
@@ -407,8 +749,7 @@ def take_notification(runtime: Runtime, session: ClientChannel, frame: Frame) ->
 
     Return False if the notification is about a request that this worker does not have.
     """
-    connection = session.connection
-    params = b"{}" if frame.params is UNSET else bytes(frame.params)
+    connection, params = session.connection, _params_of(frame)
     try:
         if frame.method == READY:
             connection.set_initialized()

@@ -3,21 +3,34 @@
 An event is written to the Backend's log and announced on its bus; readers read it from the log. So one worker can
 write a stream and another worker can read it, and a resumed stream is read like a new one. An event id names its
 stream, so that only that stream is replayed. This module neither interprets messages nor writes to sockets.
+
+Each entry of the log names the requests that wait for an answer on the stream. If the worker that serves a request
+dies, the reader of the stream writes an error in its place, so that the client does not wait forever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import secrets
 import time
+from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.backends import Backend
+import msgspec
+
+from weft.backends import Backend, Store
 from weft.backends.memory import ExpiringKeys
+from weft.errors import InternalError
+from weft.jsonrpc import encode_error
 from weft.limits import Limits
+from weft.server.runtime.fleet import LEASE_SECONDS, Fleet, is_worker_id
+from weft.types.base import RequestId
 
 log = logging.getLogger("weft.sessions")
 
@@ -27,7 +40,38 @@ STANDALONE = "0"  # the stream that belongs to no request
 _STREAM_COST = 1024
 _EVENT_COST = 256
 
-_GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream continues after it, or ends with it
+_CHECK_SECONDS = LEASE_SECONDS / 3  # time between two checks whether the writer of a quiet stream is alive
+_RECHECK_SECONDS = 0.5  # the same for a writer that has lost its connection to the backend: it may have been killed
+_DIED = (
+    "The worker that served this call has died. The call may have taken effect in part: check before you call again."
+)
+_NO_READER = b""  # instead of the position of a reader, after it has ended
+_PAGE = 16  # entries that are read from the log at once
+_LONGEST_PAUSE = 0.5  # longest pause, in seconds, between two looks at how far a reader at another worker is
+
+
+class _Head(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The first line of a log entry. The rest of the entry is the data of one event.
+
+    In the stream of a request, `waiting` has the ids of the requests that are answered on it, usually one. The
+    standalone stream of HTTP+SSE has the answers of all requests. There an entry with a `worker` and without data says
+    that the worker has begun to serve the requests in `waiting`. An entry with a `worker` and data is the answer to the
+    first of them. An entry that `is_cancelled` stands for the answer to a request that was cancelled, and has no data.
+    """
+
+    is_last: bool = False  # whether the stream ends with this event
+    waiting: list[RequestId] = []
+    worker: str = ""
+    is_cancelled: bool = False
+
+
+_encode_head = msgspec.json.Encoder().encode
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def _decode(entry: bytes) -> tuple[_Head, bytes]:
+    head, _, data = entry.partition(b"\n")
+    return _decode_head(head), data
 
 
 class StoredEvent(NamedTuple):
@@ -46,8 +90,8 @@ class _StreamReader:
     """
 
     _most: int
+    unread: int  # if the reader has not come to the end of the log yet: at least as many as there are
     _near: asyncio.Event = field(default_factory=asyncio.Event)  # set while the reader is not too far behind
-    unread: int = 0
     missed: bool = False  # whether events were dropped before they were read
 
     def set_unread(self, unread: int) -> None:
@@ -70,14 +114,70 @@ class _StoredStream:
     session: str
     sizes: list[int] = field(default_factory=list[int])  # bytes of each event, oldest first
     bytes: int = 0  # sum of the sizes
+    numbers: list[int] | None = None  # of the newest events; None if no other worker reads streams
+    unchecked: int = 0  # events written since the position of a reader at another worker was looked up
+
+
+@dataclass(slots=True)
+class _ServedRequests:
+    """The requests that are answered on a stream, as far as the reader of the stream knows, with their workers."""
+
+    writer: str | None  # the worker that writes the stream; None for the standalone stream, which all workers write
+    by_id: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    check_at: float = -math.inf  # when to check the next time if the workers are alive
+
+    def note(self, head: _Head, data: bytes) -> None:
+        """Take from an entry of the log which requests wait for an answer after it."""
+        if self.writer is not None:
+            self.by_id = dict.fromkeys(head.waiting, self.writer)
+        elif head.worker and not data and not head.is_cancelled:
+            self.by_id.update(dict.fromkeys(head.waiting, head.worker))
+        elif head.worker:
+            for id in head.waiting[:1]:
+                self.by_id.pop(id, None)
+
+
+class _Position:
+    """Shows in the store how far a reader has read a stream, so that writers at other workers can wait for it.
+
+    The value is a number, and a mark of the reader: a reader that ends must not hide the position of its successor.
+    """
+
+    def __init__(self, store: Store | None, key: str, limits: Limits, often: int) -> None:
+        self._store = store  # None: there are no other workers
+        self._key = _reader(key)
+        self._often = often  # number of events after which the position is shown again
+        self._seconds = limits.keep_alive_seconds
+        self._unshown = math.inf
+        self._shown = 0.0  # when the position was last shown
+        self._mark = secrets.token_hex(8).encode()
+        self._value = _NO_READER  # the value that was last stored
+
+    async def show(self, number: int, *, is_quiet: bool = False) -> None:
+        """Note that the events up to `number` were read. `is_quiet`: whether there are no further events now."""
+        if self._store is None:
+            return
+        self._unshown += not is_quiet
+        is_old = is_quiet and time.monotonic() - self._shown > self._seconds
+        if self._unshown >= self._often or is_old:
+            self._unshown, self._shown = 0, time.monotonic()
+            self._value = b"%d %b" % (number, self._mark)
+            await self._store.put(self._key, self._value, ttl=3 * self._seconds)
+
+    async def hide(self) -> None:
+        """Note that this reader does not read the stream any more. Do nothing if another reader has replaced it."""
+        if self._store is not None and self._value:
+            with suppress(Exception):  # it expires by itself
+                await self._store.swap(self._key, self._value, _NO_READER, ttl=self._seconds)
 
 
 class Streams:
     """Writes streams to the Backend's log, and reads them. A stream that one worker writes can be read at another."""
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
+    def __init__(self, backend: Backend, limits: Limits, fleet: Fleet | None = None) -> None:
         self._backend = backend
         self._limits = limits
+        self._fleet = None if fleet is None or fleet.is_alone else fleet  # None: no other worker reads or writes
         self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; last written at the end
         self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
         self._bytes = 0  # size of all kept streams
@@ -85,15 +185,34 @@ class Streams:
         self._bus_failed = False  # the last event could not be announced on the bus, and this was logged
         self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
+        self._keep_alive = limits.keep_alive_seconds
 
-    async def append(self, session: str, stream: str, data: bytes, *, is_last: bool = False) -> str:
-        """Write one event to a stream, and return the id of the event."""
+    async def append(
+        self,
+        session: str,
+        stream: str,
+        data: bytes,
+        *,
+        is_last: bool = False,
+        waiting: Sequence[RequestId] = (),
+        worker: str = "",
+        is_cancelled: bool = False,
+    ) -> str:
+        """Write one event to a stream, and return the id of the event. For the last parameters see `_Head`."""
         key = _key(session, stream)
-        entry = (_ENDS if is_last else _GOES_ON) + data
+        entry = b"%b\n%b" % (_encode_head(_Head(is_last, list(waiting), worker, is_cancelled)), data)
         most = self._account(session, key, len(entry))
-        number = await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
+        try:
+            number = await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
+        except BaseException:
+            self._take_back(key)
+            raise
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
+        if self._fleet is not None and (kept := self._kept.get(key)) is not None:
+            kept.numbers = kept.numbers or []
+            insort(kept.numbers, number)
+            del kept.numbers[: -self.most_unread]
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
             oldest = next(iter(self._kept))  # the stream that was written least recently
             if (reader := self._readers.get(oldest)) is not None and reader.unread:
@@ -111,9 +230,32 @@ class Streams:
 
     async def room(self, session: str, stream: str) -> None:
         """Wait until the reader of a stream has read enough events. Otherwise unread events could be dropped."""
-        reader = self._readers.get(_key(session, stream))
-        if reader is not None:
+        key = _key(session, stream)
+        if (reader := self._readers.get(key)) is not None:
             await reader.catch_up()
+        elif self._fleet is not None and (kept := self._kept.get(key)) is not None:
+            kept.unchecked += 1
+            if kept.unchecked > self.most_unread // 2:
+                kept.unchecked = 0
+                with suppress(Exception):  # a Backend that fails must not fail the call: its events are stored late
+                    await self._wait_for_reader_elsewhere(key, kept)
+
+    async def _wait_for_reader_elsewhere(self, key: str, kept: _StoredStream) -> None:
+        """Wait until the reader of a stream at another worker, if there is one, has read enough events of this worker.
+
+        Do not wait for a reader that makes no progress for `write_seconds`.
+        """
+        numbers, pause, before, since = kept.numbers or [], 0.02, b"", time.monotonic()
+        while position := await self._backend.store.get(_reader(key)):  # else None or `_NO_READER`
+            unread = len(numbers) - bisect_right(numbers, int(position.partition(b" ")[0]))
+            if unread < self.most_unread // 2:
+                return
+            if position != before:
+                before, since = position, time.monotonic()
+            elif time.monotonic() - since > self._limits.write_seconds:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def follow(
         self,
@@ -127,33 +269,50 @@ class Streams:
         """Yield the events of a stream after number `after` as they are written. Yield None if a comment is due.
 
         A comment is due if there was no event for `keep_alive_seconds`. The log is read again whenever `wake` is set.
-        `prepare` is called before the log is read. It may write events, which are then read as well. If `prepare`
-        returns False, the stream ends.
+        `prepare` is called before the log is read, but not before all events that it has written are read. If
+        `prepare` returns False, the stream ends.
 
         The stream also ends after its last event, and if events were dropped because the reader was too slow. Then the
         client can notice that events are missing.
+
+        If a worker dies that serves a request of this stream, an error is written in the place of the answer.
         """
-        key = _key(session, stream)
-        unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
-        reader = self._readers[key] = _StreamReader(self.most_unread)  # from here on, writers may wait for it
+        key, loop = _key(session, stream), asyncio.get_running_loop()
+        unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set(), wake.set)
+        # From here on, writers may wait for it.
+        reader = self._readers[key] = _StreamReader(self.most_unread, self._limits.replay_events)
+        shown_in = None if self._fleet is None else self._backend.store
+        position = _Position(shown_in, key, self._limits, self.most_unread // 4)
+        served = _ServedRequests(writer_of(stream))
+        quiet_since = loop.time()
         try:
-            if after and await self._ends_with(key, after):
-                return
-            while prepare is None or await prepare():
-                entries = await self._backend.log.read(key, after)
+            if after and (found := await self._read_one(key, after)) is not None:
+                served.note(*found)
+                if found[0].is_last:
+                    return
+            is_end = True  # whether all entries of the log were read
+            while not is_end or prepare is None or await prepare():
+                entries = await self._backend.log.read(key, after, most=_PAGE)
                 if entries is None or reader.missed:
                     return
-                reader.set_unread(len(entries))
-                for number, entry in entries:
-                    after = number
-                    yield StoredEvent(event_id(stream, number), entry[1:], entry[:1] == _ENDS)
+                is_end = len(entries) < _PAGE
+                reader.set_unread(len(entries) if is_end else max(reader.unread, len(entries)))
+                for after, entry in entries:
+                    head, data = _decode(entry)
+                    served.note(head, data)
+                    if data or not head.worker:
+                        yield StoredEvent(event_id(stream, after), data, head.is_last)
+                    quiet_since = loop.time()
                     reader.set_unread(reader.unread - 1)
-                    if entry[:1] == _ENDS:
+                    if head.is_last:
                         return
-                try:
-                    async with asyncio.timeout(self._limits.keep_alive_seconds):
-                        await wake.wait()
-                except TimeoutError:
+                    await position.show(after)
+                if not is_end:
+                    continue
+                await position.show(after, is_quiet=True)
+                await self._fail_dead(session, stream, served)
+                if not await _is_set(wake, self._pause(served)) and loop.time() - quiet_since >= self._keep_alive:
+                    quiet_since = loop.time()
                     yield None
                 wake.clear()  # before `prepare`, which may set it again by writing
         finally:
@@ -161,12 +320,45 @@ class Streams:
             if self._readers.get(key) is reader:
                 del self._readers[key]
             await unsubscribe()
+            await position.hide()
 
-    async def _ends_with(self, key: str, number: int) -> bool:
-        """Return whether the event with this number is the last event of the stream."""
-        for found, entry in await self._backend.log.read(key, number - 1) or ():
-            return found == number and entry[:1] == _ENDS
-        return False
+    def _pause(self, served: _ServedRequests) -> float:
+        """Return how long the reader of a quiet stream waits: until a comment or the next check of a worker is due."""
+        if self._fleet is None or not served.by_id:
+            return self._keep_alive
+        return min(self._keep_alive, max(served.check_at - time.monotonic(), 0.0))
+
+    async def _fail_dead(self, session: str, stream: str, served: _ServedRequests) -> None:
+        """Write errors to a stream in the place of the answers of dead workers. Do nothing if no check is due."""
+        now = time.monotonic()
+        if self._fleet is None or now < served.check_at:
+            return
+        served.check_at = now + _CHECK_SECONDS
+        for worker in set(served.by_id.values()):
+            if await self._fleet.is_alive(worker):
+                if not await self._fleet.is_listening(worker):
+                    served.check_at = now + _RECHECK_SECONDS  # its lease may expire at any time
+                continue
+            ids = [id for id, by in served.by_id.items() if by == worker]
+            for number, id in enumerate(ids, 1):
+                is_last = stream != STANDALONE and number == len(ids)
+                error = encode_error(id, InternalError.code, _DIED)
+                mark = worker if stream == STANDALONE else ""
+                await self.append(session, stream, error, is_last=is_last, waiting=ids[number - 1 :], worker=mark)
+
+    async def _read_one(self, key: str, number: int) -> tuple[_Head, bytes] | None:
+        """Return the head and the data of the entry with this number, or None."""
+        for found, entry in await self._backend.log.read(key, number - 1, most=1) or ():
+            return _decode(entry) if found == number else None
+        return None
+
+    async def find_after(self, session: str, stream: str, event: str | None, data: bytes) -> str | None:
+        """Return the id of the event after `event`, if it has this data; else None. None stands for the beginning."""
+        found = None if event is None else read_event_id(event)
+        after = found[1] if found else 0
+        for number, entry in await self._backend.log.read(_key(session, stream), after, most=1) or ():
+            return event_id(stream, number) if _decode(entry)[1] == data else None
+        return None
 
     async def newest(self, session: str, stream: str) -> int:
         """Return the number of the newest event of a stream; 0 if the stream has no events."""
@@ -174,7 +366,7 @@ class Streams:
 
     async def is_whole(self, session: str, stream: str, after: int) -> bool:
         """Return whether all events of a stream after number `after` are still stored."""
-        return await self._backend.log.read(_key(session, stream), after) is not None
+        return await self._backend.log.read(_key(session, stream), after, most=1) is not None
 
     async def forget(self, session: str) -> None:
         """Delete the streams of a session."""
@@ -208,6 +400,13 @@ class Streams:
         self._bytes += kept.bytes - before
         return most
 
+    def _take_back(self, key: str) -> None:
+        """Subtract the size of the newest entry of a stream from the totals, because it was not stored."""
+        if (kept := self._kept.get(key)) is not None and kept.sizes:
+            size = kept.sizes.pop()
+            kept.bytes -= size
+            self._bytes -= size
+
     def _discount(self, key: str) -> None:
         """Subtract the size of a stream from the totals, because the stream has expired or is being deleted."""
         kept = self._kept.pop(key, None)
@@ -238,6 +437,25 @@ def read_event_id(text: str) -> tuple[str, int] | None:
     if not dot or not number.isdigit() or not number.isascii() or len(number) > 15:
         return None
     return stream, int(number)
+
+
+def writer_of(stream: str) -> str | None:
+    """Return the worker that writes a stream; None for the standalone stream, which all workers write."""
+    worker = stream.partition("-")[0]
+    return worker if is_worker_id(worker) else None
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until an event is set, for at most some seconds. Return whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def _reader(key: str) -> str:
+    return f"reader/{key.partition('/')[2]}"
 
 
 def _key(session: str, stream: str) -> str:

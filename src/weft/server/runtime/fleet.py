@@ -1,0 +1,443 @@
+"""Connect the workers of one server: which workers are alive, their messages to each other, and changes.
+
+All processes that serve the same server (by its name) with the same backend are a fleet. Each worker has a lease in the
+backend, which it renews. When the lease of a worker has expired, the worker is dead, and others take care of its work.
+
+Messages to all workers, and changes, may be lost while the connection to the backend is broken. Their receivers are
+told then that they may have missed some. A message to one worker is confirmed by that worker. Without a confirmation,
+the sender asks whether the message has arrived, and sends it again only if it has not: it can be large.
+
+A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Literal, Self, TypeAlias
+
+import msgspec
+
+from weft.backends import Backend, Unsubscribe
+from weft.errors import BackendUnavailable, StartError
+from weft.net.logs import Seldom
+from weft.server.calls.changes import Change
+from weft.server.calls.services import Services
+
+log = logging.getLogger("weft.fleet")
+_seldom = Seldom(log)
+
+LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three times within it.
+CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
+SEND_SECONDS = 10.0  # give up sending a message to one worker
+MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
+_ID_BYTES = 6
+_MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
+
+_CHANGES = "changes"  # topic for changes
+_WORKERS = "workers"  # set of the ids of all workers
+
+Receive: TypeAlias = Callable[[bytes], None]  # is called with a message of another worker; must not block
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """What a worker stores about itself, for the others and for `weft doctor`."""
+
+    host: str
+    process: int
+    seals: str | None  # id of the key that encrypts `requestState`; None if others need not have it
+    opens: list[str]  # ids of the keys that decrypt it
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """A message on the bus: to one worker (with a number, which is confirmed), to all workers, or about a message."""
+
+    sender: str
+    number: int  # 0: not confirmed
+    body: bytes | None  # None: about the message with this number
+    # Without a body: the receiver has the message, is asked whether it has it, or does not have it.
+    about: Literal["received", "question", "missing"] = "received"
+
+
+class _SentChanges(msgspec.Struct, array_like=True):
+    """The body of a message about changes."""
+
+    changes: list[Change]
+    is_all: bool = False  # whether all lists and resources may have changed; then `changes` is empty
+
+
+_read_message = msgspec.msgpack.Decoder(_Message).decode
+_read_changes = msgspec.msgpack.Decoder(_SentChanges).decode
+_read_facts = msgspec.json.Decoder(WorkerFacts).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Fleet:
+    """The workers that share a backend, as one of them sees the others. Enter it to join, leave it to leave.
+
+    >>> from weft import Server
+    >>> Server("alone").engine.fleet.is_alone
+    True
+    """
+
+    def __init__(self, services: Services, *, is_alone: bool) -> None:
+        self.worker = secrets.token_hex(_ID_BYTES)  # id of this process
+        self.is_alone = is_alone
+        self.serves_http = False  # whether all workers need the same keys for `requestState`
+        self._services = services
+        self._backend: Backend = services.backend
+        self._topics: dict[str, tuple[Receive, Callable[[], None]]] = {}
+        self._on_direct: Receive | None = None
+        self._leave_bus: list[Unsubscribe] = []
+        self._facts = b""  # the encoded `WorkerFacts` of this worker
+        self._unsure_until = -math.inf  # until then, living workers may lack a lease, because the backend has lost it
+        self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
+        self._renewing: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
+        self._numbers = count(1)
+        self._unconfirmed: dict[int, asyncio.Future[None]] = {}  # messages to one worker, by number
+        self._missing: set[int] = set()  # those of them that have not arrived, as the receiver has said
+        self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._unsent: dict[Change, None] = {}  # changes for the other workers; an ordered set
+        self._is_all_unsent = False  # whether there were too many: the others are told that everything may have changed
+        self._sending: asyncio.Task[object] | None = None  # sends them
+        self._background: set[asyncio.Task[object]] = set()  # this task, and others
+        services.changes.subscribe(self._forward_change)
+
+    # Joining and leaving.
+
+    async def __aenter__(self) -> Self:
+        """Join the fleet. Raises StartError if this worker cannot work with the others or with the backend."""
+        if self.is_alone:
+            return self
+        await self._backend.start()
+        try:
+            # Before `_register`: a worker is found only if it listens. So of two that start at the same time, the later
+            # one finds the other.
+            own = _topic_of(self.worker)
+            self._leave_bus.append(await self._backend.bus.subscribe(own, self._receive_direct))
+            self._be_unsure()
+            await self._register()
+            await self._subscribe(_CHANGES, self._receive_changes, self._on_gap)
+            for topic, (receive, missed) in self._topics.items():
+                await self._subscribe(topic, receive, missed)
+        except BaseException:
+            await self._leave()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._renewing = self._loop.create_task(self._renew(), name="weft-lease")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the fleet: send the last changes, end the lease, and close the backend."""
+        if not self.is_alone:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        seconds = self._services.limits.drain_seconds
+        self._loop = None
+        try:
+            await asyncio.sleep(0)  # for the last changes to get into the queue
+            if self._renewing is not None:
+                self._renewing.cancel()
+                await asyncio.wait([self._renewing])
+                self._renewing = None
+            async with asyncio.timeout(seconds):
+                if self._background:  # it sends the last changes
+                    await asyncio.wait(self._background, timeout=seconds / 2)
+                while self._leave_bus:
+                    await self._leave_bus.pop()()
+                await self._cancel_background()  # before the lease is deleted, which one of the tasks may renew
+                await self._backend.sets.remove(_WORKERS, self.worker)
+                await self._backend.store.delete(_lease(self.worker))
+        except (BackendUnavailable, TimeoutError, OSError) as error:
+            why = str(error).strip().rstrip(".") or "no answer in time"
+            log.warning(
+                "This worker could not sign off from the backend (%s). The others notice within %g s.",
+                why,
+                LEASE_SECONDS,
+            )
+        except Exception:
+            log.exception("the backend failed when this worker left the fleet")
+        finally:
+            self._leave_bus.clear()
+            await self._cancel_background()
+            await self._backend.close()
+
+    async def _register(self) -> None:
+        """Store the facts about this worker. Raises StartError if another worker has other keys."""
+        keys = self._services.state_keys
+        must_agree = self.serves_http and not self._backend.is_local
+        seals, opens = (keys.ids[0], list(keys.ids)) if must_agree else (None, [])
+        facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
+        self._facts = msgspec.json.encode(facts)
+        await self._take_lease()
+        for other in await self.workers():
+            if seals is not None and other.seals is not None and (other.seals not in opens or seals not in other.opens):
+                raise StartError(_other_keys(other))
+
+    async def workers(self) -> list[WorkerFacts]:
+        """Return the facts about all workers that are alive, except this one."""
+        return await find_workers(self._backend, without=self.worker)
+
+    async def _renew(self) -> None:
+        """Renew the lease of this worker until the task is cancelled."""
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            try:
+                await self._renew_once()
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                _seldom.warning("The lease of this worker was not renewed: %s", error)
+
+    async def _renew_once(self) -> None:
+        if await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
+            await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
+        else:
+            self._be_unsure()
+            await self._take_lease()
+
+    async def _take_lease(self) -> None:
+        await self._backend.store.put(_lease(self.worker), self._facts, ttl=LEASE_SECONDS)
+        await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
+
+    def _be_unsure(self) -> None:
+        """Note that leases may be missing: until all workers have renewed theirs, no worker counts as dead."""
+        self._unsure_until = time.monotonic() + _renewed_seconds()
+
+    def _on_gap(self) -> None:
+        """Go on after the connection to the backend was broken: messages were missed, and leases may have expired."""
+        self._services.changes.receive_all()
+        self._be_unsure()
+        self._in_background(self._renew_once())
+
+    async def is_alive(self, worker: str) -> bool:
+        """Return whether a worker has a lease, or may have lost it because the backend has lost data or was away."""
+        if worker == self.worker:
+            return True
+        if self.is_alone:
+            return False
+        if await self._backend.store.get(_lease(worker)) is not None:
+            self._missing_since.pop(worker, None)
+            return True
+        if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
+            await self._renew_once()
+        return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+
+    async def _may_renew(self, worker: str) -> bool:
+        """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
+
+        A worker that hangs listens, too: its connection to the backend is open.
+        """
+        if not await self.is_listening(worker):
+            self._missing_since.pop(worker, None)
+            return False
+        now = time.monotonic()
+        return now < self._missing_since.setdefault(worker, now) + _renewed_seconds()
+
+    async def is_listening(self, worker: str) -> bool:
+        """Return whether a worker is connected to the backend's bus now.
+
+        A worker that was killed is disconnected at once, long before its lease expires. But a living worker, too, is
+        disconnected for some moments after a failure of the backend.
+        """
+        return await _is_listening(self._backend, worker)
+
+    # Messages to all workers.
+
+    def hear(self, topic: str, receive: Receive, missed: Callable[[], None]) -> None:
+        """Call `receive` with each message that another worker publishes. Call this before joining.
+
+        `missed` is called when messages may have been lost.
+        """
+        self._topics[topic] = receive, missed
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Send a message to all other workers. Does nothing if this worker is alone."""
+        if not self.is_alone:
+            await self._backend.bus.publish(topic, _encode(_Message(self.worker, 0, body)))
+
+    async def _subscribe(self, topic: str, receive: Receive, missed: Callable[[], None] | None = None) -> None:
+        def hear(encoded: bytes) -> None:
+            message = _read_message(encoded)
+            if message.sender != self.worker and message.body is not None:
+                receive(message.body)
+
+        self._leave_bus.append(await self._backend.bus.subscribe(topic, hear, missed))
+
+    # Messages to one worker.
+
+    def hear_direct(self, receive: Receive) -> None:
+        """Call `receive` with each message that another worker sends to this worker. Call this before joining."""
+        self._on_direct = receive
+
+    async def send(self, worker: str, body: bytes) -> bool:
+        """Send a message to one worker, and wait until it has confirmed the message. Return False if it is dead.
+
+        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. A receiver that is busy
+        has the message once: until it answers, it gets small questions only.
+        """
+        if self.is_alone:
+            return False
+        number = next(self._numbers)
+        confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
+        message = _encode(_Message(self.worker, number, body))
+        question = _encode(_Message(self.worker, number, None, "question"))
+        next_sent = message
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                while True:
+                    self._missing.discard(number)
+                    heard = await self._backend.bus.publish(_topic_of(worker), next_sent)
+                    if not heard and not await self.is_alive(worker):
+                        return False
+                    await asyncio.wait([confirmed], timeout=CONFIRM_SECONDS)
+                    if confirmed.done():
+                        return True
+                    next_sent = message if not heard or number in self._missing else question
+        except TimeoutError:
+            raise BackendUnavailable(f"Worker {worker} did not confirm a message within {SEND_SECONDS:g} s.") from None
+        finally:
+            del self._unconfirmed[number]
+            self._missing.discard(number)
+
+    def _receive_direct(self, encoded: bytes) -> None:
+        """Receive a message to this worker, a question about one, or the answer about a message of this worker."""
+        message = _read_message(encoded)
+        key = message.sender, message.number
+        if message.body is None:
+            if message.about == "question":
+                self._answer(message, "received" if key in self._seen else "missing")
+            elif (confirmed := self._unconfirmed.get(message.number)) is None:
+                pass  # its sender waits no more
+            elif message.about == "missing":
+                self._missing.add(message.number)
+            elif not confirmed.done():
+                confirmed.set_result(None)
+            return
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+            if self._on_direct is not None:
+                self._on_direct(message.body)
+        self._answer(message, "received")
+
+    def _answer(self, message: _Message, about: Literal["received", "missing"]) -> None:
+        """Tell the sender of a message whether this worker has it."""
+        answer = _encode(_Message(self.worker, message.number, None, about))
+        self._in_background(self._backend.bus.publish(_topic_of(message.sender), answer))
+
+    # Changes.
+
+    def _forward_change(self, change: Change) -> None:
+        """Send a change of this worker to the others, soon. Called from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._queue_change, change)
+
+    def _queue_change(self, change: Change) -> None:
+        self._unsent[change] = None
+        if len(self._unsent) > MOST_CHANGES:
+            self._is_all_unsent = True
+        if self._is_all_unsent:
+            self._unsent.clear()
+        if self._sending is None or self._sending.done():
+            self._sending = self._in_background(self._send_changes())
+
+    async def _send_changes(self) -> None:
+        """Send the changes that wait. If the backend fails, try again until this worker leaves the fleet."""
+        while self._unsent or self._is_all_unsent:
+            sent = _SentChanges(list(self._unsent), self._is_all_unsent)
+            self._unsent, self._is_all_unsent = {}, False
+            try:
+                await self.publish(_CHANGES, _encode(sent))
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                self._is_all_unsent = self._is_all_unsent or sent.is_all
+                self._unsent = {} if self._is_all_unsent else dict.fromkeys(sent.changes) | self._unsent
+                if self._loop is None:
+                    log.warning("The last changes of this worker were not sent to the others: %s", error)
+                    return
+                _seldom.warning("Changes cannot be sent to the other workers yet: %s", error)
+                await asyncio.sleep(1)
+
+    def _receive_changes(self, body: bytes) -> None:
+        received = _read_changes(body)
+        if received.is_all:
+            self._services.changes.receive_all()
+        for change in received.changes:
+            self._services.changes.receive(change)
+
+    # Background tasks.
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+        task = asyncio.get_running_loop().create_task(work, name="weft-fleet")
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+        return task
+
+    async def _cancel_background(self) -> None:
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def _background_done(self, task: asyncio.Task[object]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _seldom.warning("A message to another worker was not sent: %s", error)
+
+
+async def find_workers(backend: Backend, without: str = "") -> list[WorkerFacts]:
+    """Return the facts about all workers of a server that are alive, except `without`.
+
+    `backend` is the part of the backend that belongs to the server.
+    """
+    found: list[WorkerFacts] = []
+    for worker in await backend.sets.names(_WORKERS):
+        facts = await backend.store.get(_lease(worker)) if worker != without else None
+        if facts is not None and await _is_listening(backend, worker):
+            found.append(_read_facts(facts))
+    return found
+
+
+async def _is_listening(backend: Backend, worker: str) -> bool:
+    return await backend.bus.publish(_topic_of(worker), _encode(_Message("", 0, None))) > 0
+
+
+def is_worker_id(text: str) -> bool:
+    """Return whether a text can be the id of a worker. Others must not be part of a key of the backend.
+
+    >>> is_worker_id("0123456789ab"), is_worker_id("../else")
+    (True, False)
+    """
+    return len(text) == 2 * _ID_BYTES and not text.strip("0123456789abcdef")
+
+
+def _lease(worker: str) -> str:
+    return f"worker/{worker}"
+
+
+def _topic_of(worker: str) -> str:
+    """Return the topic for messages to one worker."""
+    return f"worker/{worker}"
+
+
+def _renewed_seconds() -> float:
+    """Return the time within which every living worker has renewed its lease."""
+    return LEASE_SECONDS / 2
+
+
+def _other_keys(other: WorkerFacts) -> str:
+    return (
+        f"Another worker of this server (process {other.process} on {other.host}) uses another key for `requestState`, "
+        "so neither could continue the other's calls. Set the same WEFT_STATE_KEY everywhere. To change the key, list "
+        "both: first WEFT_STATE_KEY=old,new on all workers, then new,old, and then new."
+    )

@@ -1,0 +1,782 @@
+"""The workers of a fleet: who is alive, what they tell each other, and what happens to the work of a dead one."""
+
+import asyncio
+import contextlib
+import json
+import math
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.backends import YieldingBackend
+from support.processes import Process
+from support.raw_sessions import FORM, AppPeer, Reply, SocketPeer, accept, called, eventually, message, open_sse
+from support.redis_servers import RedisServer, redis_server
+from weft import Context, Limits, MemoryBackend, Server
+from weft.auth import StaticTokens
+from weft.backends.redis import RedisBackend, commands
+from weft.errors import BackendUnavailable, StartError
+from weft.server.calls.changes import Change
+from weft.server.runtime import fleet
+from weft.server.sessions import streams
+
+SECRETS = [f"the secret number {number}" for number in range(3)]
+
+
+class SharedBackend(MemoryBackend):
+    """A backend that looks as if other processes could use it."""
+
+    is_local = False
+
+
+class SharedYieldingBackend(YieldingBackend):
+    """The same, and others run before and after every operation."""
+
+    is_local = False
+
+
+def make_worker(backend: Any, name: str = "fleet", **options: Any) -> Server:
+    server = Server(name, backend=backend, **{"limits": Limits(drain_seconds=0.2), **options})
+    server.add_resource("a://1", "one")
+
+    @server.tool
+    async def steps(ctx: Context, count: int = 2) -> str:
+        for number in range(count):
+            await ctx.report_progress(number)
+        await ctx.elicit("go on?", Reply)
+        return "done"
+
+    @server.tool
+    async def flood(ctx: Context, count: int) -> str:
+        await ctx.elicit("go on?", Reply)
+        for number in range(count):
+            await ctx.report_progress(number)
+        return "flooded"
+
+    @server.tool
+    async def hang(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
+    return server
+
+
+async def die(server: Server) -> None:
+    """End a worker as a kill does: it says nothing, and its lease expires."""
+    one = server.engine.fleet
+    one._renewing.cancel()
+    while one._leave_bus:
+        await one._leave_bus.pop()()
+    await one._backend.store.delete(f"worker/{one.worker}")
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[list[Server]]:
+    backend = YieldingBackend()
+    made = [make_worker(backend) for _ in range(3)]
+    for server in made:
+        await server.start()
+        server.engine.fleet._unsure_until = -math.inf  # it has joined long ago
+    yield made
+    for server in made:
+        await server.stop()
+    assert backend.memory.bus._topics == {}
+    assert not [key for key in backend.memory.store._values if "worker" in key]
+
+
+# Who is alive.
+
+
+async def test_a_server_without_a_shared_backend_is_alone() -> None:
+    server = Server("alone")
+    await server.start()
+    one = server.engine.fleet
+    assert one.is_alone
+    assert await one.is_alive(one.worker)
+    assert not await one.is_alive("0123456789ab")
+    assert not await one.send("0123456789ab", b"anything")
+    assert server.backend.bus._topics == {}  # type: ignore[attr-defined] - of the memory one
+    await server.stop()
+
+
+async def test_workers_know_each_other_until_they_leave_or_die(workers: list[Server]) -> None:
+    a, b, c = (server.engine.fleet for server in workers)
+    assert len(await a.workers()) == 2
+    assert await a.is_alive(b.worker)
+    assert await a.is_listening(b.worker)
+    await workers[1].stop()
+    await die(workers[2])
+    assert [await a.is_alive(other.worker) for other in (b, c)] == [False, False]
+    assert not await a.is_listening(c.worker)
+    assert await a.workers() == []
+
+
+async def test_a_lease_is_renewed_and_comes_back_if_the_store_has_lost_it(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 0.3)
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    one, other = fresh.engine.fleet, workers[0].engine.fleet
+    await asyncio.sleep(0.7)
+    assert await other.is_alive(one.worker)
+    await one._backend.store.delete(f"worker/{one.worker}")
+    await asyncio.sleep(0.2)
+    assert await other.is_alive(one.worker)
+    await fresh.stop()
+
+
+async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = (server.engine.fleet for server in workers)
+    await die(workers[2])
+    assert not await a.is_alive(c.worker)
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 1.0)
+    for one in (a, b):
+        await one._backend.store.delete(f"worker/{one.worker}")
+    assert await a.is_alive(b.worker)
+    assert await a._backend.store.get(f"worker/{a.worker}") is not None  # it was renewed at once
+    await b._renew_once()
+    await asyncio.sleep(0.5)
+    assert await a.is_alive(b.worker)
+    assert not await a.is_alive(c.worker)
+
+
+async def test_nobody_is_dead_because_the_backend_was_away_for_long(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 1.0)
+    a, b, _ = (server.engine.fleet for server in workers)
+    await b._backend.store.delete(f"worker/{b.worker}")  # it has expired meanwhile
+    a._on_gap()
+    assert await a.is_alive(b.worker)
+    b._on_gap()
+    await eventually(lambda: not b._background)
+    await asyncio.sleep(0.5)
+    assert await a.is_alive(b.worker)
+
+
+async def test_nobody_is_dead_for_a_worker_that_has_just_joined(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 1.0)
+    old = workers[0].engine.fleet
+    await die(workers[0])  # the backend was away for long: its lease has expired, and it is not connected again yet
+    fresh = make_worker(workers[1].backend)
+    await fresh.start()
+    assert await fresh.engine.fleet.is_alive(old.worker)
+    await asyncio.sleep(0.5)
+    assert not await fresh.engine.fleet.is_alive(old.worker)
+    await fresh.stop()
+
+
+async def test_a_worker_that_listens_has_the_time_to_renew_a_lease_that_is_lost(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 1.0)
+    a, b, _ = (server.engine.fleet for server in workers)
+    await b._backend.store.delete(f"worker/{b.worker}")  # such as by a node of a cluster
+    assert await a.is_alive(b.worker)
+    await b._renew_once()
+    await asyncio.sleep(0.5)
+    assert await a.is_alive(b.worker)
+    b._renewing.cancel()  # now it hangs
+    await b._backend.store.delete(f"worker/{b.worker}")
+    assert await a.is_alive(b.worker)
+    await asyncio.sleep(0.5)
+    assert not await a.is_alive(b.worker)
+    assert not await a.is_alive(b.worker)
+
+
+async def test_a_lease_that_could_not_be_renewed_is_tried_again(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 0.3)
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    fresh.backend.store.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    await asyncio.sleep(0.4)
+    fresh.backend.store.is_gone = False  # type: ignore[attr-defined] - of the yielding one
+    assert "The lease of this worker was not renewed" in caplog.text
+    await asyncio.sleep(0.3)
+    assert await workers[0].engine.fleet.is_alive(fresh.engine.fleet.worker)
+    await fresh.stop()
+
+
+async def test_a_backend_that_fails_at_the_start_is_tried_again_by_the_next_request() -> None:
+    backend = YieldingBackend()
+    server = make_worker(backend)
+    peer = AppPeer(server.asgi())
+    backend.sets.is_gone = True
+    refused = await peer.stateless("tools/list", {})
+    assert refused.status == 500
+    backend.sets.failure = BackendUnavailable("redis at secret-host is gone")
+    refused = await peer.stateless("tools/list", {})
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert "secret-host" not in json.dumps(await refused.json())
+    backend.sets.is_gone = False
+    assert (await peer.stateless("tools/list", {})).status == 200
+    await server.stop()
+    assert backend.memory.bus._topics == {}
+    await peer.leave()
+
+
+async def test_a_sender_that_needs_the_backend_to_be_checked_starts_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = make_worker(YieldingBackend(), auth=StaticTokens({"t" * 20: "ann"}))
+    app = server.asgi()
+    assert app._gate is not None
+    accept_sender = app._gate.accept
+
+    async def need_backend(*args: Any) -> None:
+        if not server.engine.lifespan.started:
+            raise BackendUnavailable("It was closed.")
+        await accept_sender(*args)
+
+    monkeypatch.setattr(app._gate, "accept", need_backend)
+    peer = AppPeer(app)
+    assert (await peer.request("POST", message("ping", id=1), {"Authorization": f"Bearer {'t' * 20}"})).status == 400
+    assert server.engine.lifespan.started
+    await server.stop()
+    server.backend.bus.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    server.backend.bus.failure = BackendUnavailable("It is gone.")  # type: ignore[attr-defined] - of the yielding one
+    assert (await peer.request("POST", message("ping", id=1))).status == 503
+    server.backend.bus.failure = ValueError("It is broken.")  # type: ignore[attr-defined] - of the yielding one
+    assert (await peer.request("POST", message("ping", id=1))).status == 500
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [
+        ([0], [0], True),
+        ([0], [1], False),
+        ([0], [1, 0], False),  # the first could not open what the second seals
+        ([0], [0, 1], True),
+        ([0, 1], [1, 0], True),
+        ([1, 0], [1], True),
+        ([0, 1], [1], False),
+    ],
+)
+async def test_workers_open_each_others_states_or_do_not_serve(first: Any, second: Any, fits: bool) -> None:
+    backend = SharedBackend()
+    a, b = (make_worker(backend, state_keys=[SECRETS[n] for n in keys]) for keys in (first, second))
+    a.asgi(), b.asgi()
+    await a.start()
+    if fits:
+        await b.start()
+    else:
+        with pytest.raises(StartError, match=r"another key for `requestState`.*WEFT_STATE_KEY=old,new"):
+            await b.start()
+        refused = await (peer := AppPeer(b.asgi())).stateless("tools/list", {})
+        assert refused.status == 500  # and says nothing of keys
+        assert "key" not in json.dumps(await refused.json())
+        await peer.leave()
+    await a.stop()
+    await b.start()  # nobody else is there
+    await b.stop()
+
+
+async def test_workers_with_different_keys_that_start_at_the_same_time_do_not_both_serve() -> None:
+    backend = SharedYieldingBackend()
+    a, b = (make_worker(backend, state_keys=[SECRETS[n]]) for n in range(2))
+    a.asgi(), b.asgi()
+    started = await asyncio.gather(a.start(), b.start(), return_exceptions=True)
+    assert any(isinstance(result, StartError) for result in started)
+    await a.stop()
+    await b.stop()
+
+
+async def test_a_worker_that_was_killed_does_not_hold_up_one_with_a_new_key() -> None:
+    backend = SharedBackend()
+    a, b = (make_worker(backend, state_keys=[SECRETS[n]]) for n in range(2))
+    a.asgi(), b.asgi()
+    await a.start()
+    while a.engine.fleet._leave_bus:  # its connection is gone; its lease is not yet
+        await a.engine.fleet._leave_bus.pop()()
+    await b.start()
+    await b.stop()
+    await a.stop()
+
+
+def test_a_fleet_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEFT_STATE_KEY", raising=False)
+    with pytest.raises(StartError, match="set WEFT_STATE_KEY"):
+        make_worker(SharedBackend()).asgi()
+    monkeypatch.setenv("WEFT_STATE_KEY", SECRETS[0])
+    make_worker(SharedBackend()).asgi()
+    monkeypatch.delenv("WEFT_STATE_KEY")
+    make_worker(MemoryBackend()).asgi()  # nobody else can have it
+
+
+async def test_two_servers_in_one_backend_do_not_meet() -> None:
+    backend = MemoryBackend()
+    shop, bank = make_worker(backend, "shop"), make_worker(backend, "bank")
+    client = AppPeer(shop.asgi())
+    await client.open()
+    assert (await client.on(bank.asgi()).post(message("ping", id=1))).status == 404
+    assert await bank.engine.fleet.workers() == []
+    assert {key.partition(":")[0] for key in backend.store._values} == {"shop", "bank"}  # type: ignore[attr-defined]
+    for server in (shop, bank):
+        await server.stop()
+    await client.leave()
+
+
+# Messages.
+
+
+async def test_a_message_to_one_worker_is_repeated_until_it_is_confirmed_and_handled_once(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CONFIRM_SECONDS", 0.05)
+    a, b = (server.engine.fleet for server in workers[:2])
+    heard: list[bytes] = []
+    b.hear_direct(heard.append)
+    bus: Any = workers[0].engine.whole_backend.bus._inner  # type: ignore[attr-defined] - of the yielding one
+    publish, lost = bus.publish, 0
+
+    async def lose(topic: str, letter: bytes) -> int:
+        """Lose the message once, and then its confirmation once."""
+        nonlocal lost
+        if topic.endswith(b.worker if lost == 0 else a.worker) and lost < 2:
+            lost += 1
+            return 1
+        return await publish(topic, letter)
+
+    monkeypatch.setattr(bus, "publish", lose)
+    assert await a.send(b.worker, b"hello")
+    assert (heard, lost) == ([b"hello"], 2)
+    await die(workers[1])
+    assert not await a.send(b.worker, b"is anybody there?")
+
+
+@pytest.mark.security("R12")
+async def test_a_large_message_to_a_busy_worker_is_sent_once(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CONFIRM_SECONDS", 0.02)
+    a, b = (server.engine.fleet for server in workers[:2])
+    heard: list[bytes] = []
+    b.hear_direct(heard.append)
+    bus: Any = workers[0].engine.whole_backend.bus._inner  # type: ignore[attr-defined] - of the yielding one
+    publish, unread, sent = bus.publish, [], []
+
+    async def delay(topic: str, letter: bytes) -> int:
+        """Keep what b does not read yet."""
+        if not topic.endswith(b.worker):
+            return await publish(topic, letter)
+        sent.append(len(letter))
+        if len(sent) < 6:
+            unread.append((topic, letter))
+            return 1
+        for one in unread:
+            await publish(*one)
+        unread.clear()
+        return await publish(topic, letter)
+
+    monkeypatch.setattr(bus, "publish", delay)
+    assert await a.send(b.worker, b"x" * 100_000)
+    assert heard == [b"x" * 100_000]
+    assert sent[0] > 100_000
+    assert max(sent[1:]) < 100
+    assert not a._unconfirmed
+    assert not a._missing
+
+
+# Changes.
+
+
+async def test_a_change_at_one_worker_reaches_the_streams_of_the_others(workers: list[Server]) -> None:
+    peers = [AppPeer(server.asgi()) for server in workers]
+    wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a://1"]}
+    heard = [await peer.stateless("subscriptions/listen", {"notifications": wanted}) for peer in peers]
+    for stream in heard:
+        assert (await stream.message())["method"] == "notifications/subscriptions/acknowledged"
+    await asyncio.to_thread(workers[0].notify_resource_updated, "a://1")  # from any thread
+    for stream in heard:
+        assert (await stream.message())["params"]["uri"] == "a://1"
+    workers[2].notify_tools_changed()
+    for stream in heard:
+        assert (await stream.message())["method"] == "notifications/tools/list_changed"
+    for peer in peers:
+        await peer.leave()
+
+
+async def test_many_changes_are_few_messages_and_too_many_are_one(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MOST_CHANGES", 20)
+    told: list[str] = []
+    changes = workers[1].engine.changes
+    monkeypatch.setattr(changes, "receive", lambda change: told.append(change.uri))
+    monkeypatch.setattr(changes, "receive_all", lambda: told.append("everything"))
+    for number in range(15):
+        workers[0].notify_resource_updated(f"a://{number}")
+    await eventually(lambda: told == [f"a://{number}" for number in range(15)])
+    told.clear()
+    for number in range(50):
+        workers[0].notify_resource_updated(f"a://{number}")
+    await eventually(lambda: "everything" in told)
+    assert len(told) <= 21
+
+
+async def test_changes_that_cannot_be_sent_yet_are_sent_later(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Change] = []
+    monkeypatch.setattr(workers[1].engine.changes, "receive", told.append)
+    workers[0].backend.bus.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    workers[0].notify_tools_changed()
+    await eventually(lambda: "Changes cannot be sent to the other workers yet" in caplog.text)
+    workers[0].notify_prompts_changed()
+    workers[0].backend.bus.is_gone = False  # type: ignore[attr-defined] - of the yielding one
+    await eventually(lambda: told == [Change("tools"), Change("prompts")])
+
+
+async def test_changes_at_the_end_of_a_lifespan_are_sent(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Change] = []
+    monkeypatch.setattr(workers[0].engine.changes, "receive", told.append)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(server.notify_resource_updated, "a://1")
+        await asyncio.sleep(0)  # it is on its way
+        server.notify_tools_changed()
+
+    fresh = make_worker(workers[0].backend, lifespan=lifespan)
+    await fresh.start()
+    publish = fresh.backend.bus.publish
+
+    async def publish_slowly(*message: Any) -> int:
+        await asyncio.sleep(0.02)
+        return await publish(*message)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(fresh.engine.backend.bus._bus, "publish", publish_slowly, raising=False)
+        await fresh.stop()
+    assert told == [Change("resource", "a://1"), Change("tools")]
+
+
+async def test_changes_at_the_end_do_not_keep_a_worker_from_stopping(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh = make_worker(workers[0].backend, limits=Limits(drain_seconds=math.inf))
+    bus: Any = fresh.backend.bus
+    await fresh.start()
+    bus.is_gone = True
+    fresh.notify_tools_changed()
+    async with asyncio.timeout(5):
+        await fresh.stop()
+    bus.is_gone = False
+    assert "The last changes of this worker were not sent" in caplog.text
+
+
+async def test_a_backend_that_hangs_does_not_keep_a_worker_from_stopping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh = make_worker(YieldingBackend(), limits=Limits(drain_seconds=0.05))
+    await fresh.start()
+    monkeypatch.setattr(fresh.engine.backend.sets, "remove", lambda *_: asyncio.sleep(60))
+    async with asyncio.timeout(5):
+        await fresh.stop()
+    told = "This worker could not sign off from the backend (no answer in time). The others notice within "
+    assert told in caplog.text
+
+
+async def test_nothing_is_left_running_when_a_worker_has_stopped(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: Any) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    with monkeypatch.context() as patches:
+        patches.setattr(fresh.engine.backend.bus, "publish", hang)
+        fresh.notify_tools_changed()
+        await eventually(lambda: fresh.engine.fleet._background)
+        await fresh.stop()
+    assert not fresh.engine.fleet._background
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "weft-fleet"]
+
+
+async def test_a_stream_is_told_everything_if_changes_may_have_been_missed(workers: list[Server]) -> None:
+    peer = AppPeer(workers[0].asgi())
+    wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a://1", "a://2"]}
+    heard = await peer.stateless("subscriptions/listen", {"notifications": wanted})
+    await heard.message()
+    workers[0].engine.changes.receive_all()
+    told = [await heard.message() for _ in range(3)]
+    assert sorted(one["params"].get("uri", one["method"]) for one in told) == [
+        "a://1", "a://2", "notifications/tools/list_changed",
+    ]  # fmt: skip
+    await peer.leave()
+
+
+# Streams of a dead worker.
+
+
+async def begin(workers: list[Server], *, version: str = "2025-11-25") -> tuple[AppPeer, Any]:
+    """A call at the first worker that has told something and waits; its client has lost the connection."""
+    client = AppPeer(workers[0].asgi())
+    await client.open(version, FORM)
+    call = await client.post(called("steps", 7, progress="p"))
+    await call.question()
+    await call.close()
+    return client, call
+
+
+@pytest.mark.spec("L11-14")
+async def test_a_call_of_a_dead_worker_is_answered_where_its_client_comes_back(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 0.1)
+    client, call = await begin(workers)
+    waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
+    await asyncio.sleep(0.3)
+    assert not waiting.ended  # its worker is alive
+    await die(workers[0])
+    error = (await waiting.message())["error"]
+    assert error["code"] == -32603
+    assert "has died" in error["message"]
+    await waiting.body()
+    again = await client.on(workers[2].asgi()).get(call.events[1].id)  # it is told at any worker, once
+    rest = [event.data async for event in again.rest() if event.data]
+    assert [one["id"] for one in rest if "error" in one] == [7]
+    await client.leave()
+
+
+async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(workers: list[Server]) -> None:
+    client, call = await begin(workers)
+    await die(workers[0])
+    waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
+    async with asyncio.timeout(1):
+        assert (await waiting.message())["error"]["code"] == -32603
+    await workers[0].stop()
+    await client.leave()
+
+
+async def test_all_of_an_array_are_answered(workers: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 0.1)
+    client = AppPeer(workers[0].asgi())
+    await client.open("2025-03-26", FORM)
+    call = await client.post([called("steps", 1, progress="p"), called("hang", "two")])
+    await call.message()
+    await call.close()
+    waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
+    await die(workers[0])
+    answers = [event.data async for event in waiting.rest() if event.data and "error" in event.data]
+    assert {answer["id"] for answer in answers} == {1, "two"}
+    await client.leave()
+
+
+async def test_the_standalone_stream_of_a_killed_worker_can_be_opened_elsewhere_at_once(workers: list[Server]) -> None:
+    client = AppPeer(workers[0].asgi())
+    await client.open()
+    stream, there = await client.get(), client.on(workers[1].asgi())
+    assert (await there.get()).status == 409
+    await stream.close()
+    for leave in workers[0].engine.fleet._leave_bus:  # killed: its connection is gone; its lease is not yet
+        await leave()
+    await workers[0].engine.sessions.records._store.put(
+        f"listener/{client.session}", workers[0].engine.fleet.worker.encode(), ttl=60
+    )
+    assert (await there.get()).status == 200
+    await client.leave()
+
+
+async def listened(workers: list[Server]) -> tuple[AppPeer, str]:
+    """A client that has lost its stream at the first worker, and the id of the last event that it got."""
+    client = AppPeer(workers[0].asgi())
+    await client.open()
+    await (await client.post(message("resources/subscribe", {"uri": "a://1"}, 1))).result()
+    stream = await client.get()
+    workers[0].notify_tools_changed()
+    last = (await stream.next()).id
+    await stream.close()
+    session = workers[0].engine.sessions._local(client.session)
+    await eventually(lambda: session.wake is None)
+    return client, last
+
+
+def names(messages: list[Any]) -> list[str]:
+    return [one.get("params", {}).get("uri", one["method"].rpartition("/")[0][14:]) for one in messages]
+
+
+@pytest.mark.spec("L11-17", "L11-19")
+async def test_changes_while_no_stream_was_open_are_told_at_the_worker_where_the_client_comes_back(
+    workers: list[Server],
+) -> None:
+    client, last = await listened(workers)
+    workers[2].notify_prompts_changed()
+    workers[1].notify_resource_updated("a://1")
+    await eventually(lambda: len(workers[0].engine.sessions._local(client.session).inbox) == 2)
+    there = await client.on(workers[1].asgi()).get(last)
+    assert names([await there.message() for _ in range(2)]) == ["prompts", "a://1"]
+    workers[0].notify_resources_changed()  # told once, although the first worker has collected changes before
+    workers[2].notify_tools_changed()
+    assert names([await there.message() for _ in range(2)]) == ["resources", "tools"]
+    assert workers[0].engine.sessions._local(client.session).inbox is None
+    await client.leave()
+
+
+async def test_a_stream_that_is_resumed_at_another_worker_ends_at_the_first(workers: list[Server]) -> None:
+    client, last = await listened(workers)
+    here = await client.get(last)
+    there = await client.on(workers[1].asgi()).get(last)
+    assert await here.body(5) == b":\n\n"
+    workers[0].notify_prompts_changed()
+    assert names([await there.message()]) == ["prompts"]
+    again = await client.get(last)
+    assert names([await again.message()]) == ["prompts"]
+    assert await there.body(5) == b""
+    await client.leave()
+
+
+@pytest.mark.parametrize("how", ["killed", "idle"])
+async def test_if_nobody_has_collected_changes_everything_may_have_changed(workers: list[Server], how: str) -> None:
+    client, last = await listened(workers)
+    if how == "killed":
+        await die(workers[0])
+    else:
+        sessions = workers[0].engine.sessions
+        await sessions._end_if_over(sessions._local(client.session))
+    there = await client.on(workers[1].asgi()).get(last)
+    assert names([await there.message() for _ in range(4)]) == ["tools", "prompts", "resources", "a://1"]
+    await client.leave()
+
+
+async def test_a_call_of_http_sse_at_a_worker_that_dies_is_answered_on_the_stream_of_another(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 0.1)
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers[:2])
+    stream, post = await open_sse(here)
+    assert (await post(there, called("hang", 5))).status == 202
+    assert (await post(there, message("ping", id=6))).status == 202
+    assert await stream.message() == {"jsonrpc": "2.0", "id": 6, "result": {}}
+    await die(workers[1])
+    answer = await stream.message()
+    assert (answer["id"], answer["error"]["code"]) == (5, -32603)
+    assert (await post(here, message("ping", id=7))).status == 202
+    assert (await stream.message())["id"] == 7  # and 6 is not answered twice
+    for peer in (here, there):
+        await peer.leave()
+
+
+# Slow readers elsewhere.
+
+
+async def test_a_call_waits_for_a_client_that_reads_slowly_at_another_worker() -> None:
+    backend = MemoryBackend()
+    limits = Limits(replay_events=32, progress_per_second=0, drain_seconds=0.2)
+    a, b = (make_worker(backend, limits=limits) for _ in range(2))
+    client = AppPeer(a.asgi())
+    await client.open(capabilities=FORM)
+    call = await client.post(called("flood", 7, progress="p", count=300))
+    question = await call.question()
+    await call.close()
+    there = client.on(b.asgi())
+    slow = await there.get(call.events[-1].id)
+    assert (await there.post(accept(question, "yes"))).status == 202
+    seen: list[int] = []
+    while len(seen) < 300:
+        seen.append((await slow.message())["params"]["progress"])
+        slow.stall()
+        await asyncio.sleep(0.001)
+        slow._stalled.set()
+    assert seen == list(range(300))  # nothing is missing, though only 32 are kept
+    assert (await slow.message())["result"]["content"][0]["text"] == "flooded"
+    for server in (a, b):
+        await server.stop()
+    await client.leave()
+
+
+# With a real Redis.
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as server:
+        yield server
+
+
+async def test_changes_lost_while_the_connection_was_down_are_told_as_everything(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "FIRST_PAUSE", 1.0)  # before a new connection
+    a, b = (make_worker(RedisBackend(redis.url), state_keys=[SECRETS[0]]) for _ in range(2))
+    await a.start()
+    await b.start()
+    peer = AppPeer(b.asgi())
+    wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a://1"]}
+    heard = await peer.stateless("subscriptions/listen", {"notifications": wanted})
+    await heard.message()
+    assert redis.run("CLIENT", "KILL", "TYPE", "pubsub") == 2
+    a.notify_tools_changed()
+    await eventually(lambda: not a.engine.fleet._background)  # it was sent, and heard by no worker
+    assert not heard.events[1:]
+    told = [await heard.message() for _ in range(2)]
+    assert sorted(one["params"].get("uri", one["method"]) for one in told) == [
+        "a://1", "notifications/tools/list_changed",
+    ]  # fmt: skip
+    a.notify_tools_changed()  # now it is heard again
+    assert (await heard.message())["method"] == "notifications/tools/list_changed"
+    for server in (a, b):
+        await server.stop()
+    await peer.leave()
+
+
+LEASE = 2.0
+
+KILLED = """
+import asyncio
+from weft import Context, Server
+from weft.server.runtime import fleet
+from weft.server.sessions import streams
+
+fleet.LEASE_SECONDS, streams._CHECK_SECONDS = {lease}, {lease} / 3
+server = Server("killed", backend={url!r}, state_keys=["only for this test " * 2])
+
+@server.tool
+async def wait(ctx: Context) -> None:
+    await ctx.report_progress(1)
+    await asyncio.sleep(600)
+
+server.run("http", port=0)
+"""
+
+
+async def test_a_call_of_a_killed_process_is_answered_within_the_lease(redis: RedisServer, tmp_path: Path) -> None:
+    processes: list[Process] = []
+    try:
+        for number in range(2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            processes.append(Process(folder, "", KILLED.format(lease=LEASE, url=redis.url)))
+        urls = [await asyncio.to_thread(process.url) for process in processes]
+        here, there = (SocketPeer(int(url.rpartition(":")[2].partition("/")[0])) for url in urls)
+        await here.open()
+        call = await here.post(called("wait", 7, progress="p"))
+        assert (await call.message())["method"] == "notifications/progress"
+        processes[0].signal(signal.SIGKILL)
+        since = time.monotonic()
+        there.session, there.version = here.session, here.version
+        answer = await (await there.get(call.events[-1].id)).message()
+        assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+        assert "has died" in answer["error"]["message"]
+        assert time.monotonic() - since < LEASE + 3
+    finally:
+        for process in processes:
+            process.kill()

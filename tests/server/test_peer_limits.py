@@ -1,0 +1,252 @@
+"""Limits of requests of one principal or address, counted by all workers together."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.backends import YieldingBackend
+from support.raw_sessions import FORM, AppPeer, Reply, accept, called, eventually, message
+from weft import Context, Limits, MemoryBackend, Server
+from weft.server.runtime import peer_limits
+
+CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
+
+
+def make_worker(backend: Any, **limits: Any) -> Server:
+    server = Server("limited", backend=backend, limits=Limits(drain_seconds=0.2, **limits))
+    server.running = 0
+    server.go_on = asyncio.Event()
+
+    @server.tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @server.tool
+    async def hold() -> str:
+        server.running += 1
+        try:
+            await server.go_on.wait()
+        finally:
+            server.running -= 1
+        return "held"
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        return (await ctx.elicit("go on?", Reply)).value.value
+
+    return server
+
+
+async def test_one_minute_is_one_minute_for_all_workers_together() -> None:
+    backend = MemoryBackend()
+    workers = [make_worker(backend, requests_per_minute=6) for _ in range(2)]
+    ann, bob = ([AppPeer(server.asgi(), subject=subject) for server in workers] for subject in ("ann", "bob"))
+    answers = [await ann[number % 2].stateless("tools/call", CALL, id=number) for number in range(8)]
+    assert [answer.status for answer in answers] == [200] * 6 + [429] * 2
+    refused = answers[-1]
+    assert 1 <= int(refused.headers["retry-after"]) <= 10
+    error = (await refused.json())["error"]
+    assert error["code"] == -32603
+    assert "6 requests per minute" in error["message"]
+    assert (await bob[0].stateless("tools/call", CALL)).status == 200  # somebody else
+    assert (await AppPeer(workers[0].asgi(), address="10.0.0.1").stateless("tools/call", CALL)).status == 200
+    for server in workers:
+        await server.stop()
+
+
+async def test_a_request_of_a_session_counts_too() -> None:
+    server = make_worker(None, requests_per_minute=3)
+    peer = AppPeer(server.asgi())
+    await peer.open()  # two
+    assert (await peer.post(called("add", a=1, b=1))).status == 200
+    assert (await peer.post(called("add", a=1, b=1))).status == 429
+    assert (await peer.get()).status == 200  # streams do not count
+    assert (await peer.delete()).status == 204
+    await server.stop()
+    await peer.leave()
+
+
+async def test_so_many_at_once_at_all_workers_together() -> None:
+    backend = YieldingBackend()
+    a, b = (make_worker(backend, requests_at_once=3) for _ in range(2))
+    here, there = AppPeer(a.asgi()), AppPeer(b.asgi())
+    listening = await here.stateless("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+    assert listening.status == 200  # does not count
+    hold = {"name": "hold", "arguments": {}}
+    held = [asyncio.create_task(peer.stateless("tools/call", hold, id=n)) for n, peer in enumerate([here, there, here])]
+    await eventually(lambda: a.running + b.running == 3)
+    for peer in (here, there):
+        refused = await peer.stateless("tools/call", CALL)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    a.go_on.set()
+    await eventually(lambda: a.running == 0)
+    await asyncio.wait(held[::2])
+    assert (await there.stateless("tools/call", CALL)).status == 200
+    b.go_on.set()
+    await asyncio.wait(held)
+    assert not [name for names in backend.memory.sets._sets.items() for name in names if "busy" in name]
+    for server in (a, b):
+        await server.stop()
+    await here.leave()
+
+
+async def test_a_client_at_the_limit_can_answer_and_cancel() -> None:
+    server = make_worker(None, requests_at_once=2)
+    peer = AppPeer(server.asgi())
+    await peer.open(capabilities=FORM)
+    calls = [await peer.post(called("ask", number)) for number in (1, 2)]
+    questions = [await call.question() for call in calls]
+    assert (await peer.post(called("add", 3, a=1, b=1))).status == 429
+    assert (await peer.post(accept(questions[0], "yes"))).status == 202
+    assert await calls[0].text() == "yes"
+    assert (await peer.post(message("notifications/cancelled", {"requestId": 2}))).status == 202
+    await calls[1].body()
+    assert (await peer.post(called("add", 4, a=1, b=1))).status == 200
+    await server.stop()
+    await peer.leave()
+
+
+async def test_a_batch_counts_if_it_has_a_request() -> None:
+    server = make_worker(None, requests_at_once=1)
+    peer = AppPeer(server.asgi())
+    await peer.open("2025-03-26")
+    held = await peer.begin([called("hold", 1), called("add", 2, a=1, b=1)])
+    await eventually(lambda: server.running == 1)
+    assert (await peer.post([called("add", 3, a=1, b=1)])).status == 429
+    assert (await peer.post(b"[1")).status == 400  # as without a limit
+    answer = {"jsonrpc": "2.0", "id": "0-1", "result": {}}
+    assert (await peer.post([answer, message("notifications/cancelled", {"requestId": 1})])).status == 202
+    assert [one["id"] for one in await (await held).json()] == [2]
+    assert (await peer.post([called("add", 4, a=1, b=1)])).status == 200
+    await server.stop()
+    await peer.leave()
+
+
+@pytest.mark.security("R12")
+async def test_a_header_does_not_make_a_call_a_stream_that_is_not_counted() -> None:
+    server = make_worker(None, requests_at_once=1)
+    peer = AppPeer(server.asgi())
+    await peer.open()
+    held = await peer.begin(called("hold"))
+    await eventually(lambda: server.running == 1)
+    assert (await peer.post(called("hold", 2), Mcp_Method="subscriptions/listen")).status == 429
+    server.go_on.set()
+    assert (await held).status == 200
+    await server.stop()
+    await peer.leave()
+
+
+async def test_a_request_right_after_another_is_renewed_too() -> None:
+    limits = peer_limits.PeerLimits.for_limits(MemoryBackend(), Limits(requests_at_once=1), "w")
+    assert limits is not None
+    async with limits.hold("ann"):
+        await asyncio.sleep(0)
+    async with limits.hold("ann"):  # in the same turn of the event loop
+        await asyncio.sleep(0)
+        with pytest.raises(peer_limits.TooMany, match=r"^1 of your requests is being served\. "):
+            await limits._hold(next(iter(limits._held.values())))
+        assert limits._renewing is not None
+        assert not limits._renewing.done()
+
+
+async def test_a_request_that_ends_while_it_is_renewed_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_limits, "HOLD_SECONDS", 0.3)
+    backend = MemoryBackend()
+    add, go_on, renewing = backend.sets.add, asyncio.Event(), asyncio.Event()
+
+    async def slow(key: str, name: str, *, ttl: float, most: int | None = None) -> bool:
+        if most is None and name == "w-2":
+            renewing.set()
+            await go_on.wait()
+        return await add(key, name, ttl=ttl, most=most)
+
+    monkeypatch.setattr(backend.sets, "add", slow)
+    limits = peer_limits.PeerLimits(backend, Limits(requests_at_once=2), "w")
+    async with limits.hold("ann"):
+        async with limits.hold("ann"):
+            await asyncio.wait_for(renewing.wait(), 5)
+        go_on.set()
+        (key,) = backend.sets._sets
+        await asyncio.sleep(0.02)
+        assert await backend.sets.names(key) == ["w-1"]
+
+
+async def test_what_takes_long_stays_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_limits, "HOLD_SECONDS", 0.3)
+    server = make_worker(None, requests_at_once=1)
+    peer = AppPeer(server.asgi())
+    held = asyncio.create_task(peer.stateless("tools/call", {"name": "hold", "arguments": {}}))
+    await eventually(lambda: server.running == 1)
+    await asyncio.sleep(0.7)
+    assert (await peer.stateless("tools/call", CALL)).status == 429
+    server.go_on.set()
+    assert (await held).status == 200
+    assert (await peer.stateless("tools/call", CALL)).status == 200
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "weft-peer-limits" and not task.cancelling()]
+    await server.stop()
+
+
+async def test_where_the_backend_fails_nobody_is_kept_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_limits, "COUNT_SECONDS", 0.1)
+    backend = YieldingBackend()
+    server = make_worker(backend, requests_per_minute=1, requests_at_once=1)
+    peer = AppPeer(server.asgi())
+    assert (await peer.stateless("tools/call", CALL)).status == 200
+    await eventually(lambda: not any("busy" in key for key in backend.memory.sets._sets))  # it is over
+    backend.store.is_gone = backend.sets.is_gone = True
+    for _ in range(3):
+        assert (await peer.stateless("tools/call", CALL)).status == 200
+    assert "Requests are not counted now, because the backend failed" in caplog.text
+    await server.stop()
+
+
+async def test_a_backend_that_hangs_is_waited_for_once_in_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_limits, "COUNT_SECONDS", 0.1)
+    monkeypatch.setattr(peer_limits, "AWAY_SECONDS", 0.3)
+    server = make_worker(YieldingBackend(), requests_per_minute=1, requests_at_once=1)
+    await server.start()
+    peer, waited = AppPeer(server.asgi()), 0
+
+    async def hang(*_: Any, **__: Any) -> Any:
+        nonlocal waited
+        waited += 1
+        await asyncio.sleep(60)
+
+    with monkeypatch.context() as patches:
+        for part, method in ((server.backend.store, "take"), (server.backend.sets, "add")):
+            patches.setattr(part, method, hang, raising=False)
+        for _ in range(5):
+            assert (await peer.stateless("tools/call", CALL)).status == 200
+        assert waited == 1
+        await asyncio.sleep(0.3)
+        assert (await peer.stateless("tools/call", CALL)).status == 200
+        assert waited == 2
+    await asyncio.sleep(0.3)
+    assert (await peer.stateless("tools/call", CALL)).status == 200
+    assert (await peer.stateless("tools/call", CALL)).status == 429  # it is counted again
+    await server.stop()
+
+
+async def test_a_request_that_ends_while_the_backend_is_away_is_not_counted_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_limits, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(peer_limits, "HOLD_SECONDS", 1.5)
+    backend = YieldingBackend()
+    limits = peer_limits.PeerLimits.for_limits(backend, Limits(requests_at_once=1), "w")
+    assert limits is not None
+    async with limits.hold("ann"):
+        backend.sets.is_gone = True
+    backend.sets.is_gone = False
+    async with asyncio.timeout(1):
+        await eventually(lambda: not backend.memory.sets._sets)
+    await eventually(lambda: limits._renewing is None or limits._renewing.done())
+
+
+async def test_without_limits_nothing_is_counted() -> None:
+    server = make_worker(None)
+    assert server.asgi()._peer_limits is None
+    assert (await AppPeer(server.asgi()).request("POST", message("ping", id=1), session=None)).status == 400

@@ -1,0 +1,492 @@
+"""Sessions at several workers, where something happens at the worst moment, or the backend has lost what it had."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from support.backends import YieldingBackend
+from support.raw_sessions import AppPeer, called, eventually, message, open_sse
+from weft import Context, Limits, Server
+from weft.errors import BackendUnavailable
+from weft.server.sessions import sessions as session_table
+from weft.server.sessions import streams
+from weft.server.sessions.session import Session
+from weft.server.sessions.streams import _Position
+
+Make = Callable[..., list[Server]]
+
+
+def make_worker(backend: Any, **limits: Any) -> Server:
+    server = Server("races", backend=backend, limits=Limits(**{"drain_seconds": 0.2, **limits}))
+    server.add_resource("a://1", "one")
+
+    @server.tool
+    async def hang(ctx: Context) -> None:
+        await ctx.report_progress(1)
+        await asyncio.sleep(60)
+
+    return server
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[Server] = []
+
+    def workers(**limits: Any) -> list[Server]:
+        backend = YieldingBackend()
+        for part in (backend.store, backend.log, backend.bus, backend.sets):
+            part.failure = BackendUnavailable("The backend is away.")
+        made.extend(make_worker(backend, **limits) for _ in range(2))
+        return made
+
+    yield workers
+    for server in made:
+        await server.stop()
+
+
+def memory_of(workers: list[Server]) -> Any:
+    return workers[0].engine.whole_backend.memory  # type: ignore[attr-defined] - of the yielding one
+
+
+def parts(workers: list[Server]) -> Any:
+    return workers[0].engine.whole_backend
+
+
+def local(server: Server, client: AppPeer) -> Session:
+    session = server.engine.sessions._local(client.session)
+    assert session is not None
+    return session
+
+
+async def opened(server: Server, **options: Any) -> AppPeer:
+    client = AppPeer(server.asgi(), **options)
+    await client.open()
+    return client
+
+
+async def ping(client: AppPeer, id: int = 9) -> int:
+    return (await client.post(message("ping", id=id))).status
+
+
+# Live parts that are released while they are needed.
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+async def test_a_session_that_is_used_while_it_is_swept_is_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_stale: bool
+) -> None:
+    workers = make()
+    client, store = await opened(workers[0]), memory_of(workers).store
+    session, gates = local(workers[0], client), {name: asyncio.Event() for name in ("get", "touch")}
+    for name, gate in gates.items():
+        original = getattr(store, name)
+
+        async def held(key: str, original: Any = original, gate: asyncio.Event = gate, **options: Any) -> Any:
+            if "session/" in key:
+                await gate.wait()
+            return await original(key, **options)
+
+        monkeypatch.setattr(store, name, held)
+    session.renewed = -1e9  # so that the next use renews the record
+    sweep = asyncio.create_task(workers[0].engine.sessions._end_if_over(session))
+    await asyncio.sleep(0.02)
+    session.stale = is_stale
+    pinging = asyncio.create_task(ping(client))
+    await asyncio.sleep(0.02)
+    gates["get"].set()  # the read of the sweep returns first
+    await sweep
+    gates["touch"].set()
+    assert await pinging == 200
+    assert local(workers[0], client) is session
+    await client.leave()
+
+
+async def test_a_session_that_was_used_during_the_look_of_a_sweep_is_not_released(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    client, store, gate = await opened(workers[0]), memory_of(workers).store, asyncio.Event()
+    session, get = local(workers[0], client), store.get
+
+    async def held(key: str) -> Any:
+        value = await get(key)
+        await gate.wait()
+        return value
+
+    monkeypatch.setattr(store, "get", held)
+    sweep = asyncio.create_task(workers[0].engine.sessions._end_if_over(session))
+    await asyncio.sleep(0.02)
+    assert await ping(client) == 200  # and it is over before the read returns
+    gate.set()
+    await sweep
+    assert local(workers[0], client) is session
+    await client.leave()
+
+
+async def test_a_released_live_part_does_not_remove_its_successor(make: Make) -> None:
+    workers = make()
+    client, sessions = await opened(workers[0]), workers[0].engine.sessions
+    old = local(workers[0], client)
+    sessions._remove(old)
+    assert await ping(client) == 200
+    new = local(workers[0], client)
+    assert new is not old
+    await sessions._release(old)
+    assert local(workers[0], client) is new
+    assert sessions._per_peer[new.peer] == {new.id: new}
+    await client.leave()
+
+
+async def test_a_first_use_that_could_not_renew_the_record_is_tried_again(make: Make) -> None:
+    workers = make()
+    client = AppPeer(workers[0].asgi())
+    await client.open(ready=False)
+    until, key = memory_of(workers).store._expiring._until, f"races:session/{client.session}"
+    unused = until[key]
+    parts(workers).store.is_gone = True
+    assert await ping(client) == 503
+    parts(workers).store.is_gone = False
+    assert await ping(client) == 200
+    assert until[key] > unused + 600
+    await client.leave()
+
+
+# Limits.
+
+
+async def test_a_worker_without_room_releases_a_session_and_does_not_end_it(make: Make) -> None:
+    workers = make(sessions=1)
+    first = await opened(workers[0], address="10.0.0.1")
+    there = first.on(workers[1].asgi())
+    call = await there.post(called("hang", 7, progress="p"))
+    await call.message()
+    second = await opened(workers[0], address="10.0.0.2")
+    assert len(workers[0].engine.sessions) == 1
+    await asyncio.sleep(0.05)
+    assert not call.ended
+    assert await ping(there) == 200
+    assert await ping(second) == 200
+    assert (await there.delete()).status == 204
+    for client in (first, second):
+        await client.leave()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+async def test_a_session_that_another_worker_uses_does_not_make_room_for_one_of_its_peer(
+    make: Make, ready: bool
+) -> None:
+    workers = make(sessions_per_peer=1)
+    first = AppPeer(workers[0].asgi())
+    await first.open(ready=ready)
+    there = first.on(workers[1].asgi())
+    assert await ping(there) == 200
+    second = AppPeer(workers[0].asgi())
+    with pytest.raises(AssertionError, match="as many sessions as it allows"):
+        await second.open()
+    assert await ping(there) == 200
+    worker = workers[1].engine.fleet.worker
+    await workers[0].engine.fleet._backend.sets.remove(f"users/{first.session}", worker)  # as if it had expired
+    await second.open()
+    await eventually(lambda: not len(workers[1].engine.sessions))
+    assert await ping(there) == 404
+    for client in (first, second):
+        await client.leave()
+
+
+async def test_a_session_of_http_sse_does_not_end_where_only_its_messages_arrive(make: Make) -> None:
+    workers = make(sessions_per_peer=1)
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers)
+    stream, post = await open_sse(here)
+    assert (await post(there, message("ping", id=6))).status == 202
+    assert (await stream.message())["id"] == 6
+    other = AppPeer(workers[1].asgi())
+    with pytest.raises(AssertionError, match="as many sessions as it allows"):
+        await other.open()
+    for peer in (here, there, other):
+        await peer.leave()
+
+
+# Changes.
+
+
+async def listened(server: Server) -> AppPeer:
+    """A client that has had a stream, and has lost it."""
+    client = await opened(server)
+    stream = await client.get()
+    await stream.first()
+    await stream.close()
+    await eventually(lambda: local(server, client).wake is None)
+    return client
+
+
+async def test_a_change_that_could_not_be_stored_is_told_on_the_next_stream(make: Make) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    await (await client.post(message("resources/subscribe", {"uri": "a://1"}, 1))).result()
+    stream = await client.get()
+    workers[0].notify_prompts_changed()
+    await stream.message()
+    await asyncio.sleep(0.02)  # it waits for the next change
+    parts(workers).log.is_gone = True
+    workers[0].notify_resource_updated("a://1/part", part_of="a://1")
+    workers[0].notify_tools_changed()
+    await stream.body()
+    parts(workers).log.is_gone = False
+    again = await client.get()
+    told = [await again.message() for _ in range(2)]
+    assert {one["method"] for one in told} == {
+        "notifications/resources/updated",
+        "notifications/tools/list_changed",
+    }
+    await client.leave()
+
+
+@pytest.mark.parametrize("most", [session_table._MOST_PUBLISHED, 0], ids=["record", "version"])
+async def test_a_change_right_after_a_subscription_at_another_worker_is_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(session_table, "_MOST_PUBLISHED", most)
+    workers = make()
+    client, store = await opened(workers[0]), memory_of(workers).store
+    stream = await client.on(workers[1].asgi()).get()
+    workers[1].notify_tools_changed()
+    await stream.message()
+    read = store.get
+
+    async def read_late(key: str) -> Any:
+        await asyncio.sleep(0.2)
+        return await read(key)
+
+    await asyncio.sleep(0.05)
+    monkeypatch.setattr(store, "get", read_late)
+    await (await client.post(message("resources/subscribe", {"uri": "a://1"}, 1))).result()
+    workers[0].notify_resource_updated("a://1")
+    async with asyncio.timeout(5):
+        while (await stream.message())["method"] != "notifications/resources/updated":
+            pass
+    await client.leave()
+
+
+async def test_a_change_that_could_not_be_handed_over_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_table, "_AGAIN_SECONDS", 0.05)
+    workers = make()
+    client, log = await listened(workers[0]), memory_of(workers).log
+    workers[0].notify_tools_changed()
+    await eventually(lambda: len(local(workers[0], client).inbox) == 1)
+    append, failures = log.append, 0
+
+    async def fail(*args: Any, **options: Any) -> int:
+        nonlocal failures
+        failures += 1
+        if failures < 3:
+            raise BackendUnavailable("The backend is away.")
+        return await append(*args, **options)
+
+    monkeypatch.setattr(log, "append", fail)
+    there = await client.on(workers[1].asgi()).get()
+    assert (await there.message(5))["method"] == "notifications/tools/list_changed"
+    await client.leave()
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("is_used", [False, True], ids=["gone", "new live part"])
+async def test_a_stream_is_told_everything_if_the_worker_that_collected_changes_has_released_the_session(
+    make: Make, where: int, is_used: bool
+) -> None:
+    workers = make()
+    client = await listened(workers[0])
+    await workers[0].engine.sessions._end_if_over(local(workers[0], client))
+    assert len(workers[0].engine.sessions) == 0
+    if is_used:
+        assert await ping(client) == 200
+    workers[1].notify_tools_changed()  # and no worker collects it
+    await asyncio.sleep(0.02)
+    stream = await client.on(workers[where].asgi()).get()
+    told = [(await stream.message(5))["method"] for _ in range(3)]
+    assert told == [f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")]
+    await asyncio.sleep(0.1)
+    assert b"list_changed" not in stream._buffer  # it is told once
+    await client.leave()
+
+
+async def test_a_released_session_does_not_live_longer(make: Make) -> None:
+    workers = make()
+    client = await listened(workers[0])
+    until, key = memory_of(workers).store._expiring._until, f"races:session/{client.session}"
+    before = until[key]
+    await asyncio.sleep(0.02)
+    await workers[0].engine.sessions._end_if_over(local(workers[0], client))
+    assert until[key] == before
+    await client.leave()
+
+
+# Sessions that the backend has lost.
+
+
+async def lose_all(workers: list[Server]) -> None:
+    memory = memory_of(workers)
+    for key in [key for key in memory.store._values if "worker" not in key]:
+        await memory.store.delete(key)
+
+
+async def test_the_stream_of_a_lost_session_ends_with_the_next_sweep(make: Make) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    stream = await client.get()
+    await stream.first()
+    await lose_all(workers)
+    local(workers[0], client).renewed = -1e9
+    workers[0].engine.sessions._sweep()
+    await stream.body(5)
+    assert len(workers[0].engine.sessions) == 0
+    await client.leave()
+
+
+async def test_the_stream_of_a_lost_session_does_not_bring_back_its_owner(make: Make) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    stream = await client.get()
+    await stream.first()
+    await lose_all(workers)
+    local(workers[0], client).wake_streams()
+    await stream.body(5)
+    assert not [key for key in memory_of(workers).store._values if client.session in key]
+    assert await ping(client) == 404
+    await client.leave()
+
+
+@pytest.mark.parametrize("last", [None, "0.1"])
+async def test_a_stream_of_a_lost_session_is_not_opened(make: Make, last: str | None) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    await lose_all(workers)
+    assert (await client.get(last)).status == 404
+    assert not [key for key in memory_of(workers).store._values if client.session in key]
+    await client.leave()
+
+
+async def test_a_record_that_cannot_be_read_does_not_keep_others_from_being_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    clients = [await opened(workers[0]) for _ in range(3)]
+    for client in clients:
+        await (await client.get()).first()
+    store = memory_of(workers).store
+    get = store.get
+
+    async def fail(key: str) -> Any:
+        if key.endswith(f"session/{clients[0].session}"):
+            raise BackendUnavailable("The backend is away.")
+        return await get(key)
+
+    monkeypatch.setattr(store, "get", fail)
+    table = [local(workers[0], client) for client in clients]
+    workers[0].engine.sessions._mark_stale()
+    await eventually(lambda: [one.stale for one in table] == [True, False, False], 5)
+    monkeypatch.setattr(store, "get", get)
+    workers[0].engine.sessions._sweep()
+    await eventually(lambda: not table[0].stale, 5)
+    for client in clients:
+        await client.leave()
+
+
+async def test_an_outage_is_logged_seldom(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    workers = make()
+    clients = [await opened(workers[0]) for _ in range(5)]
+    for client in clients:
+        local(workers[0], client).in_use += 1
+    parts(workers).store.is_gone = True
+    for _ in range(5):
+        for client in clients:
+            local(workers[0], client).renewed = -1e9
+        workers[0].engine.sessions._sweep()
+        await eventually(lambda: not workers[0].engine.sessions._background)
+    parts(workers).store.is_gone = False
+    assert caplog.text.count("Keeping sessions in the Backend raised BackendUnavailable") == 2  # the first, the tenth
+    for client in clients:
+        local(workers[0], client).in_use -= 1
+        await client.leave()
+
+
+# Keys that belong to another worker by now.
+
+
+async def test_a_worker_does_not_give_up_the_stream_that_another_has_taken_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    assert await ping(client.on(workers[1].asgi())) == 200
+    (a, mine), (b, theirs) = ((one.engine.sessions.records, local(one, client)) for one in workers)
+    assert await a.hold_stream(mine)
+    store = memory_of(workers).store
+    get, swap, is_taken = store.get, store.swap, False
+
+    async def take_over() -> None:
+        nonlocal is_taken
+        if not is_taken:
+            is_taken = True
+            assert await b.hold_stream(theirs, takes_over=True)
+
+    async def get_and_lose(key: str) -> Any:
+        value = await get(key)
+        if "listener/" in key:
+            await take_over()
+        return value
+
+    async def lose_and_swap(key: str, *args: Any, **options: Any) -> bool:
+        if "listener/" in key:
+            await take_over()
+        return await swap(key, *args, **options)
+
+    monkeypatch.setattr(store, "get", get_and_lose)
+    monkeypatch.setattr(store, "swap", lose_and_swap)
+    await a.drop_stream(mine)
+    assert is_taken
+    assert await b.stream_owner(theirs) == theirs.worker
+    await b.drop_stream(theirs)
+    assert await b.stream_owner(theirs) is None
+    assert await a.hold_stream(mine)
+    await client.leave()
+
+
+async def test_a_reader_that_ends_does_not_hide_the_position_of_its_successor(make: Make) -> None:
+    store = memory_of(make()).store
+    old, new = (_Position(store, "stream/s/1", Limits(), 1) for _ in range(2))
+    await old.show(5)
+    await new.show(5)
+    await old.hide()
+    assert (await store.get("reader/s/1")).startswith(b"5 ")
+    await new.hide()
+    assert await store.get("reader/s/1") == b""
+
+
+# HTTP+SSE.
+
+
+async def test_a_cancelled_request_of_http_sse_gets_no_error_when_its_worker_dies(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 0.1)
+    workers = make()
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers)
+    stream, post = await open_sse(here)
+    assert (await post(there, called("hang", 5))).status == 202
+    assert (await post(there, message("notifications/cancelled", {"requestId": 5}))).status == 202
+    await eventually(lambda: not next(iter(workers[1].engine.sessions._all())).in_use)
+    await asyncio.sleep(0.05)
+    fleet = workers[1].engine.fleet
+    fleet._renewing.cancel()
+    while fleet._leave_bus:
+        await fleet._leave_bus.pop()()
+    await fleet._backend.store.delete(f"worker/{fleet.worker}")
+    await asyncio.sleep(0.4)
+    assert (await post(here, message("ping", id=7))).status == 202
+    assert (await stream.message())["id"] == 7
+    for peer in (here, there):
+        await peer.leave()
