@@ -138,7 +138,7 @@ async def test_nothing_that_sessions_have_open_holds_up_the_end(start: Callable[
     await again.message()
     await asyncio.sleep(0.1)
     seconds = await asyncio.to_thread(ending.end)
-    assert seconds < 1 + 2  # the drain, and what a process takes to end on a busy machine
+    assert seconds < 1 + 8  # the drain, and what a process takes to end on a busy machine
     assert ending.said.count("stack unwound") == 5
     assert ending.said.count("question ended") == 1
     assert ending.said.count("call ended") == 2

@@ -506,7 +506,7 @@ def test_a_long_uri_and_many_templates(template: str, uri: str) -> None:
     def match() -> None:
         assert not any(each.match(uri) for each in templates)
 
-    assert min(timeit.repeat(match, timer=time.process_time, number=1, repeat=3)) < 0.03
+    assert min(timeit.repeat(match, timer=time.process_time, number=1, repeat=3)) < 0.15
 
 
 # --- shapes

@@ -376,18 +376,29 @@ def test_sighup_with_a_broken_file_keeps_the_old_ones(start) -> None:
     assert pids(url, 2).isdisjoint(before)
 
 
+PATIENCE = """
+import signal
+from weft.server.run import workers
+
+usual = workers.START_SECONDS
+signal.signal(signal.SIGUSR1, lambda *_: setattr(workers, "START_SECONDS", 0))
+signal.signal(signal.SIGUSR2, lambda *_: setattr(workers, "START_SECONDS", usual))
+"""
+
+
 def test_sighup_with_a_file_that_hangs_keeps_the_old_ones(start) -> None:
-    impatient = "from weft.server.run import workers\nworkers.START_SECONDS = 1.0\n"
-    process = start(script=impatient + SCRIPT)
+    process = start(script=PATIENCE + SCRIPT)
     url = process.url()
     before = pids(url, 2)
-    process.file.write_text("import os, sys, time\nprint('loading', os.getpid(), file=sys.stderr)\ntime.sleep(60)\n")
+    process.file.write_text("import os, sys, time\nprint('loading', os.getpid(), file=sys.stderr)\ntime.sleep(600)\n")
     process.signal(signal.SIGHUP)
     new = int(process.until("loading").split()[1])
-    process.until("The new worker did not accept connections within 1 s and was killed.")
+    process.signal(signal.SIGUSR1)
+    process.until("The new worker did not accept connections within 0 s and was killed.")
     process.until("so the old workers go on serving")
     assert gone(new)
     assert pids(url, 2) == before
+    process.signal(signal.SIGUSR2)
     process.file.write_text(SCRIPT + GUARDED)
     process.signal(signal.SIGHUP)
     process.until("All workers are new now.")
