@@ -91,6 +91,19 @@ async def test_so_many_at_once_at_all_workers_together() -> None:
     await here.leave()
 
 
+async def test_so_many_at_once_at_all_apps_of_a_server_together() -> None:
+    server = make_worker(None, requests_at_once=2)
+    hold = {"name": "hold", "arguments": {}}
+    peers = [AppPeer(server.asgi()), AppPeer(server.asgi("/other"))]
+    peers[1].scope["path"] = "/other"
+    held = [asyncio.create_task(peer.stateless("tools/call", hold)) for peer in peers]
+    await eventually(lambda: server.running == 2)
+    assert [(await peer.stateless("tools/call", CALL)).status for peer in peers] == [429, 429]
+    server.go_on.set()
+    assert [(await one).status for one in held] == [200, 200]
+    await server.stop()
+
+
 async def test_a_client_at_the_limit_can_answer_and_cancel() -> None:
     server = make_worker(None, requests_at_once=2)
     peer = AppPeer(server.asgi())

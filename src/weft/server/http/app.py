@@ -38,7 +38,7 @@ from weft.server.http.session import SessionExchange
 from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
 from weft.server.runtime.admission import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
-from weft.server.runtime.peer_limits import PeerLimits, TooMany
+from weft.server.runtime.peer_limits import TooMany
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import read_batch
@@ -119,7 +119,7 @@ class HttpApp:
                 self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else SseExchange(runtime, sessions, self._session, sse_path, self._paths)
         self._health = Health(runtime, health)
-        self._peer_limits = PeerLimits.for_limits(runtime.backend, runtime.limits, runtime.fleet.worker)
+        self._peer_limits = runtime.peer_limits
         self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
         # Cache of header combinations that passed the checks, each with the response formats that it accepts. Clients
         # send the same headers again and again.
