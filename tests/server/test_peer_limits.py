@@ -1,16 +1,19 @@
 """Limits of requests of one principal or address, counted by all workers together."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from support.backends import YieldingBackend
-from support.raw_sessions import FORM, AppPeer, Reply, accept, called, eventually, message
+from support.raw_sessions import FORM, AppPeer, Exchange, Reply, accept, called, eventually, message, open_sse
 from weft import Context, Limits, MemoryBackend, Server
+from weft.jsonrpc import Frame
 from weft.server.runtime import peer_limits
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
+REQUEST = Frame(method="tools/call", id=1)
 
 
 def make_worker(backend: Any, **limits: Any) -> Server:
@@ -23,9 +26,12 @@ def make_worker(backend: Any, **limits: Any) -> Server:
         return a + b
 
     @server.tool
-    async def hold() -> str:
+    async def hold(ctx: Context, leaves: bool = False) -> str:
         server.running += 1
         try:
+            await ctx.report_progress(1)
+            if leaves:
+                await ctx.close_stream()
             await server.go_on.wait()
         finally:
             server.running -= 1
@@ -120,6 +126,131 @@ async def test_a_client_at_the_limit_can_answer_and_cancel() -> None:
     await peer.leave()
 
 
+def counted(server: Server) -> int:
+    """The requests that are counted as running now, of all clients at all workers."""
+    return sum(len(names) for key, names in server.backend.sets._sets.items() if "busy/" in key)
+
+
+async def resume(peer: AppPeer, call: Exchange) -> None:
+    await peer.get((await call.next()).id)
+
+
+async def cancel_by_asgi_server(peer: AppPeer, call: Exchange) -> None:
+    call.task.cancel()
+
+
+async def close_stream(peer: AppPeer, call: Exchange) -> None:
+    """The handler does it."""
+
+
+@pytest.mark.security("R12")
+@pytest.mark.parametrize("end", [resume, cancel_by_asgi_server, close_stream])
+async def test_a_call_of_a_session_counts_until_it_has_ended(end: Callable[[AppPeer, Exchange], Any]) -> None:
+    server = make_worker(MemoryBackend(), requests_at_once=2)
+    peer = AppPeer(server.asgi())
+    await peer.open()
+    for number in (1, 2):
+        call = await peer.post(called("hold", number, progress=number, leaves=end is close_stream))
+        await end(peer, call)
+        await asyncio.wait([call.task])
+    assert server.running == counted(server) == 2
+    refused = await peer.post(called("hold", 3))
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert (await peer.post(message("notifications/cancelled", {"requestId": 1}))).status == 202
+    await eventually(lambda: counted(server) == 1)
+    assert await (await peer.post(called("add", 4, a=1, b=1))).text() == "2"
+    server.go_on.set()
+    await eventually(lambda: counted(server) == 0)
+    await server.stop()
+    await peer.leave()
+
+
+async def test_a_batch_counts_as_one_until_its_last_call_has_ended() -> None:
+    server = make_worker(MemoryBackend(), requests_at_once=1)
+    peer = AppPeer(server.asgi())
+    await peer.open("2025-03-26")
+    batch = await peer.post([called("hold", number, progress=number) for number in (1, 2)])
+    await resume(peer, batch)
+    await asyncio.wait([batch.task])
+    for number in (1, 2):
+        assert (server.running, counted(server)) == (3 - number, 1)
+        assert (await peer.post(called("add", 3, a=1, b=1))).status == 429
+        assert (await peer.post(message("notifications/cancelled", {"requestId": number}))).status == 202
+        await eventually(lambda left=2 - number: server.running == left)
+    await eventually(lambda: counted(server) == 0)
+    await server.stop()
+    await peer.leave()
+
+
+@pytest.mark.security("R12")
+async def test_a_call_over_http_sse_counts_until_it_has_ended() -> None:
+    backend = MemoryBackend()
+    a, b = (make_worker(backend, requests_at_once=2) for _ in range(2))
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in (a, b))
+    stream, post = await open_sse(here)
+    await eventually(lambda: counted(a) == 0)
+    for number, peer in ((1, here), (2, there)):
+        assert (await post(peer, called("hold", number))).status == 202
+    await eventually(lambda: a.running + b.running == 2)
+    for peer in (here, there):
+        refused = await post(peer, called("hold", 3))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert (await post(here, message("notifications/cancelled", {"requestId": 1}))).status == 202
+    await eventually(lambda: counted(a) == 1)
+    assert (await post(there, called("add", 4, a=1, b=1))).status == 202
+    assert (await stream.message())["id"] == 4
+    b.go_on.set()
+    assert (await stream.message())["id"] == 2
+    await eventually(lambda: counted(a) == 0)
+    for peer in (here, there):
+        await peer.leave()
+    for server in (a, b):
+        await server.stop()
+
+
+async def test_a_batch_over_http_sse_counts_as_one() -> None:
+    server = make_worker(MemoryBackend(), requests_at_once=1)
+    peer = AppPeer(server.asgi(sse_path="/sse"))
+    _, post = await open_sse(peer, "2025-03-26")
+    await eventually(lambda: counted(server) == 0)
+    assert (await post(peer, [called("hold", number) for number in (1, 2)])).status == 202
+    await eventually(lambda: server.running == 2)
+    assert (await post(peer, [called("hold", 3)])).status == 429
+    cancel = [message("notifications/cancelled", {"requestId": number}) for number in (1, 2)]
+    assert (await post(peer, cancel)).status == 202
+    await eventually(lambda: counted(server) == 0)
+    await peer.leave()
+    await server.stop()
+
+
+@pytest.mark.parametrize("is_sse", [False, True])
+async def test_a_session_that_ends_while_a_batch_is_counted_is_gone(
+    is_sse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_worker(MemoryBackend(), requests_at_once=1)
+    peer = AppPeer(server.asgi(sse_path="/sse"))
+    if is_sse:
+        _, post = await open_sse(peer, "2025-03-26")
+    else:
+        await peer.open("2025-03-26")
+    await eventually(lambda: counted(server) == 0)
+    add = server.backend.sets.add
+
+    async def slow(*args: Any, **options: Any) -> bool:
+        for session in list(server.engine.sessions._all()):
+            await server.engine.sessions.end(session)
+        return await add(*args, **options)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(server.backend.sets, "add", slow)
+        batch = [called("hold", 1)]
+        assert (await (post(peer, batch) if is_sse else peer.post(batch))).status == 404
+    assert server.running == 0
+    await eventually(lambda: counted(server) == 0)
+    await peer.leave()
+    await server.stop()
+
+
 async def test_a_batch_counts_if_it_has_a_request() -> None:
     server = make_worker(None, requests_at_once=1)
     peer = AppPeer(server.asgi())
@@ -153,9 +284,9 @@ async def test_a_header_does_not_make_a_call_a_stream_that_is_not_counted() -> N
 async def test_a_request_right_after_another_is_renewed_too() -> None:
     limits = peer_limits.PeerLimits.for_limits(MemoryBackend(), Limits(requests_at_once=1), "w")
     assert limits is not None
-    async with limits.hold("ann"):
+    async with limits.hold("ann", [REQUEST]):
         await asyncio.sleep(0)
-    async with limits.hold("ann"):  # in the same turn of the event loop
+    async with limits.hold("ann", [REQUEST]):  # in the same turn of the event loop
         await asyncio.sleep(0)
         with pytest.raises(peer_limits.TooMany, match=r"^1 of your requests is being served\. "):
             await limits._hold(next(iter(limits._held.values())))
@@ -176,8 +307,8 @@ async def test_a_request_that_ends_while_it_is_renewed_is_not_counted_again(monk
 
     monkeypatch.setattr(backend.sets, "add", slow)
     limits = peer_limits.PeerLimits(backend, Limits(requests_at_once=2), "w")
-    async with limits.hold("ann"):
-        async with limits.hold("ann"):
+    async with limits.hold("ann", [REQUEST]):
+        async with limits.hold("ann", [REQUEST]):
             await asyncio.wait_for(renewing.wait(), 5)
         go_on.set()
         (key,) = backend.sets._sets
@@ -251,7 +382,7 @@ async def test_a_request_that_ends_while_the_backend_is_away_is_not_counted_for_
     backend = YieldingBackend()
     limits = peer_limits.PeerLimits.for_limits(backend, Limits(requests_at_once=1), "w")
     assert limits is not None
-    async with limits.hold("ann"):
+    async with limits.hold("ann", [REQUEST]):
         backend.sets.is_gone = True
     backend.sets.is_gone = False
     async with asyncio.timeout(1):
