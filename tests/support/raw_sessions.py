@@ -344,7 +344,7 @@ class AppPeer(Peer):
         self.exchanges.clear()
 
 
-async def open_sse(here: AppPeer) -> tuple[Any, Any]:
+async def open_sse(here: AppPeer, version: str = "2024-11-05") -> tuple[Any, Any]:
     """Open a session of HTTP+SSE: its stream, and a function that sends a message with a peer of any worker."""
     here.scope["path"] = "/sse"
     stream = await here.request("GET", session=None)
@@ -355,7 +355,7 @@ async def open_sse(here: AppPeer) -> tuple[Any, Any]:
         peer.scope |= {"path": address[1].decode(), "query_string": address[2]}
         return await peer.request("POST", body, session=None)
 
-    hello = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     assert (await post(here, message("initialize", hello, 0))).status == 202
     assert "result" in await stream.message()
     return stream, post
