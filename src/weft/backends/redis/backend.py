@@ -174,7 +174,7 @@ class RedisBackend:
                 raise error(f"The backend cannot be used. {finding}")
         for finding in found:
             if finding.level == "warning":
-                log.warning("%s", finding)
+                log.log(logging.INFO if finding.is_minor else logging.WARNING, "%s", finding)
 
     async def _check(self, running: _Running) -> list[Finding]:
         found = [await reach(running.commands, self._timeout, self._prefix)]
