@@ -201,9 +201,7 @@ async def test_the_remedy_is_told_once(shared_redis: RedisServer) -> None:
 
 
 async def test_a_command_that_a_newer_redis_names_is_told() -> None:
-    error = (
-        b"-ERR ACL failure in script: User shop has no permissions to run the 'xadd' command script: 00, on @x:1.\r\n"
-    )
+    error = b"-ERR ACL failure in script: User shop has no permissions to run the 'xadd' command script: 0, on @x:1\r\n"
     answers = info(redis_version="7.2.4", role="master", used_memory_human="1M") | {"EVAL": error, "SET": b"+OK\r\n"}
     async with scripted_redis(answers) as port:
         found = await RedisBackend(f"redis://127.0.0.1:{port}", timeout=0.3).diagnose()
@@ -523,7 +521,7 @@ async def test_no_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
             redis.start()
             with pytest.raises(BackendUnavailable) as caught:
                 await backend.store.get("a")
-            assert "refused a command" in str(caught.value)
+            assert "refused the user or the password of the URL" in str(caught.value)
             await asyncio.sleep(0.2)
         await refusal(f"redis://:{SECRET}@127.0.0.1:{redis.port}")
     assert "connection to Redis for messages broke" in caplog.text

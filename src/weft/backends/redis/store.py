@@ -126,9 +126,11 @@ return existed
 _NAMES = _SET + b"return redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now), '+inf')"
 
 
+# The scripts by their SHA-1, as errors of Redis name them.
 _SCRIPTS = {
-    hashlib.sha1(script).hexdigest(): script for script in (_SWAP, _TAKE, _APPEND, _LAST, _ADD, _REMOVE, _NAMES)
-}  # noqa: S324 - as Redis names scripts
+    hashlib.sha1(script, usedforsecurity=False).hexdigest(): script
+    for script in (_SWAP, _TAKE, _APPEND, _LAST, _ADD, _REMOVE, _NAMES)
+}
 
 
 def commands_at(error: str) -> list[str]:
