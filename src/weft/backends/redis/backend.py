@@ -121,6 +121,11 @@ class RedisBackend:
     def __repr__(self) -> str:
         return f"RedisBackend({self._servers.shown!r}, prefix={self._prefix!r})"
 
+    @property
+    def shown(self) -> str:
+        """The URL without user, password and options, and the prefix, to show to people."""
+        return f"{self._servers.shown} (prefix {self._prefix!r})"
+
     async def start(self) -> None:
         """Connect, and check that the server can be used. Raises StartError with the remedy."""
         self._is_closed = False
