@@ -247,6 +247,8 @@ class Runtime(Services):
         self.draining = False  # whether the process will stop soon, so that new clients should go to another one
         self.background = Background(self)
         self.open_calls = OpenCalls()  # unfinished calls that have to wait
+        if not self.backend.is_local:
+            self.open_calls.name = "This worker"
         self.subscriptions = ListenStreams(self)
 
     @CachedValue
