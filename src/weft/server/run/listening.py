@@ -214,7 +214,8 @@ def needed_host(options: HttpOptions, url: str) -> str | None:
 def try_line(engine: Engine, url: str, host: str | None = None) -> str | None:
     """Return a shell command to try the server at `url`, or None if there are no tools to try.
 
-    `host` is the `Host` header to send (default: the host in `url`). The command calls a tool that needs no arguments. If there is no such tool, the command lists the features.
+    `host` is the `Host` header to send (default: the host in `url`). The command calls a tool that needs no arguments.
+    If there is no such tool, the command lists the features.
     """
     options = [] if host is None else ["--header", f"Host: {host}"]
     options += [] if engine.auth is None else ["--token", "TOKEN"]

@@ -443,8 +443,8 @@ def _other_keys(other: WorkerFacts, *, reads: bool, is_read: bool) -> str:
     which = f"process {other.process} on {other.host}"
     if reads:
         return (
-            f"Process {other.process} on {other.host} does not know the first key of WEFT_STATE_KEY yet, so it could not continue calls "
-            "of this worker. Start all workers with WEFT_STATE_KEY=old,new first."
+            f"P{which[1:]} does not know the first key of WEFT_STATE_KEY yet, so it could not continue calls of this "
+            "worker. Start all workers with WEFT_STATE_KEY=old,new first."
         )
     if is_read:
         return (
