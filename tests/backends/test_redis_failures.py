@@ -687,3 +687,14 @@ async def test_every_outage_is_logged_once_and_its_end_too(
     told = [message.partition(" (")[0] for message in caplog.messages]
     broke, back = "The connection to Redis for messages broke", "The connection to Redis for messages is open again."
     assert told == [broke, back] * 2
+
+
+async def test_a_password_that_stops_to_work_is_told_as_at_the_start(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis:
+        redis.run("ACL", "SETUSER", "shop", "on", ">hunter2", "~*", "&*", "+@all")
+        async with started(f"redis://shop:hunter2@127.0.0.1:{redis.port}", timeout=1) as backend:
+            redis.run("ACL", "SETUSER", "shop", "resetpass", ">another")
+            redis.run("CLIENT", "KILL", "USER", "shop")
+            for call in (backend.store.get("a"), backend.ping(), backend.bus.subscribe("a", print)):
+                with pytest.raises(BackendUnavailable, match="refused the user or the password of the URL"):
+                    await call

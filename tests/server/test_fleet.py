@@ -21,6 +21,7 @@ from weft.auth import StaticTokens
 from weft.backends.redis import RedisBackend, commands
 from weft.errors import BackendUnavailable, StartError
 from weft.server.calls.changes import Change
+from weft.server.http import session as http_session
 from weft.server.runtime import fleet
 from weft.server.sessions import streams
 
@@ -273,7 +274,12 @@ async def test_workers_open_each_others_states_or_do_not_serve(first: Any, secon
     if fits:
         await b.start()
     else:
-        with pytest.raises(StartError, match=r"another key for `requestState`.*WEFT_STATE_KEY=old,new"):
+        told = {
+            (False, False): r"another key for `requestState`.*WEFT_STATE_KEY=old,new",
+            (True, False): r"^Process \d+ on \S+ does not know the first key of WEFT_STATE_KEY yet.*=old,new first\.$",
+            (False, True): r"^This worker does not know the key with which process \d+ on \S+ encrypts.*=new,old\.$",
+        }[first[0] in second, second[0] in first]
+        with pytest.raises(StartError, match=told):
             await b.start()
         refused = await (peer := AppPeer(b.asgi())).stateless("tools/list", {})
         assert refused.status == 500  # and says nothing of keys
@@ -314,6 +320,18 @@ def test_a_fleet_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     make_worker(SharedBackend()).asgi()
     monkeypatch.delenv("WEFT_STATE_KEY")
     make_worker(MemoryBackend()).asgi()  # nobody else can have it
+
+
+async def test_an_unknown_session_is_explained_by_the_shared_backend(caplog: pytest.LogCaptureFixture) -> None:
+    http_session._warn_of_sessions.cache_clear()
+    worker = make_worker(SharedBackend(), state_keys=[SECRETS[0]])
+    client = AppPeer(worker.asgi())
+    await client.open()
+    client.session = "unknown"
+    assert (await client.post(message("ping", id=1))).status == 404
+    await worker.stop()
+    assert "The session has expired or was ended, or the backend has lost its data." in caplog.text
+    assert "backend=" not in caplog.text
 
 
 async def test_two_servers_in_one_backend_do_not_meet() -> None:

@@ -24,6 +24,7 @@ import pytest
 
 import weft
 from support.processes import SCRIPT, Process, connect, eventually, gone, pid_of, pids, raw_call, refuses, status
+from support.redis_servers import redis_server
 from weft import Server
 from weft.backends.memory import MemoryBackend
 from weft.cli.calling import CallFailed, RemoteServer
@@ -97,6 +98,16 @@ def test_the_parent_says_how_to_control_it(start) -> None:
     process = start()
     line = process.until("Weft serves")
     assert line.endswith(f"(process {process._child.pid}; Ctrl-C stops, SIGHUP replaces the workers)")
+
+
+def test_the_backend_that_they_share_is_named_without_its_password(start, tmp_path: Path) -> None:
+    with redis_server(tmp_path, password="hunter2") as redis:
+        environment = os.environ | {"WEFT_BACKEND": redis.url, "WEFT_STATE_KEY": "only for this test"}
+        process = start(env=environment)
+        line = process.until("Backend:")
+        process.signal(signal.SIGTERM)
+        process.end()
+    assert line == f"Backend: redis://127.0.0.1:{redis.port} (prefix 'weft:')"
 
 
 def test_they_need_a_server_they_can_find(start) -> None:
@@ -344,6 +355,18 @@ async def eventually_async(fact: Callable[[], Any]) -> None:
             await asyncio.sleep(0.05)
 
 
+def test_the_log_of_a_worker_that_is_replaced_says_that_this_worker_stops(start) -> None:
+    process = start()
+    url = process.url()
+    with connect(url) as peer:
+        peer.sendall(raw_call("wait"))
+        process.until("waiting")
+        process.signal(signal.SIGHUP)
+        assert "This worker stops. It waits up to 0.5 s for 1 call: tools/call 'wait'" in process.until(
+            " stops. It waits"
+        )
+
+
 async def test_sighup_replaces_them_and_no_connection_is_refused_or_broken(start) -> None:
     process = start(QUIET)
     url = process.url()
@@ -451,6 +474,8 @@ def test_sigterm_is_noticed_before_connections_are_refused(start, count: int) ->
     assert readiness() == 200
     since = time.monotonic()
     process.signal(signal.SIGTERM)
+    process.until("Draining: /readyz answers 503, and new connections are accepted for another 1 s.")
+    assert time.monotonic() - since < 1
     assert eventually(lambda: readiness() == 503)
     assert pid_of(url) > 0  # it still serves
     assert process.end()[0] == 0

@@ -59,6 +59,15 @@ def test_a_class_without_make_backend_says_what_is_missing() -> None:
         TestNothing().test_store_returns_what_was_put()
 
 
+def test_backends_that_do_not_share_their_data_are_told_so() -> None:
+    class TestApart(BackendContract):
+        async def make_backend(self) -> Backend:
+            return MemoryBackend()
+
+    with pytest.raises(AssertionError, match="called several times in a test, like several workers"):
+        TestApart().test_all_backends_of_a_test_see_the_same_data()
+
+
 # --- backends with one mistake each
 
 

@@ -53,8 +53,8 @@ class BackendContract:
     async def make_backend(self) -> Backend:
         """Return a backend that is not started yet.
 
-        A test calls this method several times, to have several connections. All backends of one test must see the
-        entries and messages of each other. Return the same object each time if there can be only one.
+        It is called several times in a test, like several workers. All backends of one test must see the same data and
+        the messages of each other. Return the same object each time if there can be only one.
         """
         raise NotImplementedError("Define `async def make_backend(self)` in the subclass.")
 
@@ -71,6 +71,18 @@ class BackendContract:
                     await two.close()
             finally:
                 await one.close()
+
+    @_test
+    async def test_all_backends_of_a_test_see_the_same_data(self, one: Backend, two: Backend) -> None:
+        """Check that `make_backend` returns backends that share their data. All other tests need this."""
+        key = _key()
+        await one.store.put(key, b"1", ttl=_LONG)
+        _same(
+            await two.store.get(key),
+            b"1",
+            "make_backend is called several times in a test, like several workers, and each backend must see the same "
+            "data. Return the same object each time if there can be only one",
+        )
 
     # --- Store
 

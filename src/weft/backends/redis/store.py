@@ -11,8 +11,10 @@ a call finds its mark even if others have written since.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -122,6 +124,26 @@ return existed
 
 # KEYS: the key.
 _NAMES = _SET + b"return redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now), '+inf')"
+
+
+# The scripts by their SHA-1, as errors of Redis name them.
+_SCRIPTS = {
+    hashlib.sha1(script, usedforsecurity=False).hexdigest(): script
+    for script in (_SWAP, _TAKE, _APPEND, _LAST, _ADD, _REMOVE, _NAMES)
+}
+
+
+def commands_at(error: str) -> list[str]:
+    """Return the commands in the line of a script that an error of Redis names, or nothing if it names none.
+
+    >>> commands_at(f"ERR failed script: {hashlib.sha1(_NAMES).hexdigest()}, on @user_script:2.")
+    ['TIME']
+    """
+    place = re.search(r"script: ([0-9a-f]{40}), on @user_script:(\d+)", error)
+    lines = _SCRIPTS.get(place[1], b"").splitlines() if place is not None else []
+    number = int(place[2]) if place is not None else 0
+    line = lines[number - 1].decode() if 0 < number <= len(lines) else ""
+    return sorted(set(re.findall(r"redis\.call\('(\w+)'", line)))
 
 
 class Keys:

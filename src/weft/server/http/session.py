@@ -230,7 +230,7 @@ class SessionReply(HttpReply):
             try:
                 await self._store_all(session)
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                self._sessions.log_failure("Keeping the stream of a call in the Backend", error)
+                self._sessions.log_failure("The stream of a call could not be stored in the backend", error)
             else:
                 return self.last_event
         self._is_failing = True
@@ -376,7 +376,13 @@ Answering: TypeAlias = SessionReply | SharedStreamReply
 
 
 @cache  # once in a process: a client can send any number of session ids
-def _warn_of_sessions() -> None:
+def _warn_of_sessions(*, is_shared: bool) -> None:
+    if is_shared:
+        log.warning(
+            "A client named a session that is not in the backend. The session has expired or was ended, or the backend "
+            "has lost its data."
+        )
+        return
     log.warning(
         "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
         "or in another process. If several processes serve the same clients (`uvicorn --workers`), each has its own "
@@ -728,7 +734,7 @@ class SessionExchange:
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):
             session = await self._sessions.find(id, caller.principal)
         if session is None:
-            _warn_of_sessions()
+            _warn_of_sessions(is_shared=not self._runtime.backend.is_local)
             raise _no_session()
         return session
 

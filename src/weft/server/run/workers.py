@@ -43,6 +43,7 @@ from weft.server.run.loading import Target, load
 from weft.server.run.running import (
     GRACE_SECONDS,
     announce,
+    log_draining,
     on_signals,
     run_loop,
     serve_http,
@@ -316,7 +317,8 @@ class _Supervisor:
         for worker in self._running:
             with contextlib.suppress(OSError):  # it has ended
                 worker.control.send(_BYTE)
-        if self._stopped_by == signal.SIGTERM:
+        if self._stopped_by == signal.SIGTERM and self._notice_seconds:
+            log_draining(self._notice_seconds)
             await asyncio.sleep(self._notice_seconds)
         self._listener.close()  # otherwise new clients would wait for a worker that never accepts them
         await self._end(*self._running)

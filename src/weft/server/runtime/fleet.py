@@ -181,8 +181,11 @@ class Fleet:
         self._facts = msgspec.json.encode(facts)
         await self._take_lease()
         for other in await self.workers():
-            if seals is not None and other.seals is not None and (other.seals not in opens or seals not in other.opens):
-                raise StartError(_other_keys(other))
+            if seals is None or other.seals is None:
+                continue
+            reads, is_read = other.seals in opens, seals in other.opens
+            if not (reads and is_read):
+                raise StartError(_other_keys(other, reads=reads, is_read=is_read))
 
     async def workers(self) -> list[WorkerFacts]:
         """Return the facts about all workers that are alive, except this one."""
@@ -435,9 +438,22 @@ def _renewed_seconds() -> float:
     return LEASE_SECONDS / 2
 
 
-def _other_keys(other: WorkerFacts) -> str:
+def _other_keys(other: WorkerFacts, *, reads: bool, is_read: bool) -> str:
+    """Return why a worker is refused: whether it `reads` the states of the other worker, and its own are read there."""
+    which = f"process {other.process} on {other.host}"
+    if reads:
+        return (
+            f"P{which[1:]} does not know the first key of WEFT_STATE_KEY yet, so it could not continue calls of this "
+            "worker. Start all workers with WEFT_STATE_KEY=old,new first."
+        )
+    if is_read:
+        return (
+            f"This worker does not know the key with which {which} encrypts, so it could not continue calls of that "
+            "worker. Keep the old key after the new one until all workers encrypt with the new one: "
+            "WEFT_STATE_KEY=new,old."
+        )
     return (
-        f"Another worker of this server (process {other.process} on {other.host}) uses another key for `requestState`, "
+        f"Another worker of this server ({which}) uses another key for `requestState`, "
         "so neither could continue the other's calls. Set the same WEFT_STATE_KEY everywhere. To change the key, list "
         "both: first WEFT_STATE_KEY=old,new on all workers, then new,old, and then new."
     )

@@ -248,6 +248,8 @@ class Runtime(Services):
         self.draining = False  # whether the process will stop soon, so that new clients should go to another one
         self.background = Background(self)
         self.open_calls = OpenCalls()  # unfinished calls that have to wait
+        if not self.backend.is_local:
+            self.open_calls.name = "This worker"
         self.subscriptions = ListenStreams(self)
         # Shared by all ASGI apps of the server; None if the requests of a client are not limited.
         self.peer_limits = PeerLimits.for_limits(self.backend, self.limits, self.fleet.worker)
