@@ -95,13 +95,34 @@ async def test_one_minute_is_one_minute_for_all_workers_together() -> None:
 
 
 async def test_a_request_of_a_session_counts_too() -> None:
-    server = make_worker(MemoryBackend(Clock()), requests_per_minute=3)
+    server = make_worker(MemoryBackend(Clock()), requests_per_minute=2)
     peer = AppPeer(server.asgi())
-    await peer.open()  # two
+    await peer.open()  # one request, and one notification
     assert (await peer.post(called("add", a=1, b=1))).status == 200
     assert (await peer.post(called("add", a=1, b=1))).status == 429
     assert (await peer.get()).status == 200  # streams do not count
     assert (await peer.delete()).status == 204
+    await server.stop()
+    await peer.leave()
+
+
+async def test_a_client_without_permits_for_requests_can_answer_and_cancel() -> None:
+    server = make_worker(MemoryBackend(Clock()), requests_per_minute=3)
+    peer = AppPeer(server.asgi())
+    await peer.open(capabilities=FORM)  # one request, and one notification
+    asking, waiting = await peer.post(called("ask", 1)), await peer.post(called("hold", 2, progress="p"))
+    question = await asking.question()
+    await eventually(lambda: server.running == 1)
+    assert (await peer.post(called("add", 3, a=1, b=1))).status == 429
+    assert (await peer.post(accept(question, "yes"))).status == 202
+    assert (await asking.message())["result"]["content"][0]["text"] == "yes"
+    cancel = message("notifications/cancelled", {"requestId": 2})
+    assert (await peer.post(cancel)).status == 202
+    await eventually(lambda: server.running == 0)
+    refused = await peer.post(cancel)
+    assert refused.status == 429
+    assert "3 answers and notifications per minute" in (await refused.json())["error"]["message"]
+    await waiting.close()
     await server.stop()
     await peer.leave()
 

@@ -150,8 +150,6 @@ class HttpApp:
             serve: _Serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
             if self._sse is not None and _inner_path(scope) in self._sse.verbs:
                 serve = self._serve_sse
-            if self._peer_limits is not None and scope["method"] == "POST":
-                await self._peer_limits.count(read_caller(scope).peer)
             await serve(scope, headers, reply)
         except (Refusal, HeaderFault, Busy, BackendUnavailable) as fault:
             refusal = fault if isinstance(fault, Refusal) else _refusal_for(fault)

@@ -59,26 +59,33 @@ class PeerLimits:
         is_limited = limits.requests_per_minute or limits.requests_at_once
         return PeerLimits(backend, limits, worker) if is_limited else None
 
-    async def count(self, peer: str) -> None:
-        """Count a request of a peer for the limit per minute. Raises TooMany if the peer has reached the limit."""
+    async def _count(self, peer: str, messages: Sequence[Frame | bytes]) -> None:
+        """Count an HTTP request of a peer for the limit per minute. Raises TooMany if the peer has reached the limit.
+
+        Answers and notifications have permits of their own. So a client that has used up those for requests can still
+        answer questions and cancel calls.
+        """
         if not self._per_minute or self._is_away:
             return
+        has_request = any(isinstance(message, bytes) or message.is_request for message in messages)
+        key, what = ("rate", "requests") if has_request else ("rate-others", "answers and notifications")
         wait = 0.0
         async with self._tolerant():
-            wait = await self._backend.store.take(f"rate/{_hash(peer)}", count=self._per_minute, seconds=_PERIOD)
+            wait = await self._backend.store.take(f"{key}/{_hash(peer)}", count=self._per_minute, seconds=_PERIOD)
         if wait:
-            text = f"You may send {self._per_minute} requests per minute. Send this one again in {math.ceil(wait)} s."
+            text = f"You may send {self._per_minute} {what} per minute. Send this one again in {math.ceil(wait)} s."
             raise TooMany(text, wait)
 
     @asynccontextmanager
     async def hold(self, peer: str, messages: Sequence[Frame | bytes]) -> AsyncGenerator[list[asyncio.Task[None]]]:
-        """Count an HTTP request of a peer while it is being served. Raises TooMany if the peer has reached the limit.
+        """Count an HTTP request of a peer, also while it is being served. Raises TooMany if a limit is reached.
 
-        Several messages of one HTTP request count as one. If none of them counts (see `_counts`), do nothing.
+        Several messages of one HTTP request count as one. Not all are counted while they are served: see `_counts`.
 
         A call in a session may take longer than its HTTP request. So add the tasks of calls to the list that the
         context manager returns: the request is counted until they have ended, too.
         """
+        await self._count(peer, messages)
         name = None
         if self._at_once and not self._is_away and any(_counts(message) for message in messages):
             name = await self._hold(f"busy/{_hash(peer)}")
