@@ -569,11 +569,14 @@ async def test_a_call_of_a_dead_worker_is_answered_where_its_client_comes_back(
     await client.leave()
 
 
-async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(workers: list[Server]) -> None:
+async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 600)
     client, call = await begin(workers)
     await die(workers[0])
     waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):  # not only at the next check
         assert (await waiting.message())["error"]["code"] == -32603
     await workers[0].stop()
     await client.leave()
