@@ -499,10 +499,22 @@ async def test_changes_at_the_end_do_not_keep_a_worker_from_stopping(
     assert "The last changes of this worker were not sent" in caplog.text
 
 
+async def test_a_worker_signs_off_also_if_it_does_not_wait_for_open_calls(caplog: pytest.LogCaptureFixture) -> None:
+    backend = YieldingBackend()
+    fresh = make_worker(backend, limits=Limits(drain_seconds=0))
+    await fresh.start()
+    assert await fleet.find_workers(fresh.engine.backend)
+    await fresh.stop()
+    assert not [key for key in backend.memory.store._values if "worker" in key]
+    assert backend.memory.bus._topics == {}
+    assert "could not sign off" not in caplog.text
+
+
 async def test_a_backend_that_hangs_does_not_keep_a_worker_from_stopping(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fresh = make_worker(YieldingBackend(), limits=Limits(drain_seconds=0.05))
+    monkeypatch.setattr(fleet, "LEAVE_SECONDS", 0.05)
+    fresh = make_worker(YieldingBackend(), limits=Limits(drain_seconds=math.inf))
     await fresh.start()
     monkeypatch.setattr(fresh.engine.backend.sets, "remove", lambda *_: asyncio.sleep(60))
     async with asyncio.timeout(5):
@@ -575,11 +587,14 @@ async def test_a_call_of_a_dead_worker_is_answered_where_its_client_comes_back(
     await client.leave()
 
 
-async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(workers: list[Server]) -> None:
+async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 600)
     client, call = await begin(workers)
     await die(workers[0])
     waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):  # not only at the next check
         assert (await waiting.message())["error"]["code"] == -32603
     await workers[0].stop()
     await client.leave()

@@ -462,7 +462,7 @@ def test_a_terminal_that_is_closed_stops_everything(start) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_sigterm_is_noticed_before_connections_are_refused(start, count: int) -> None:
-    script = SCRIPT.replace("drain_seconds=0.5", "drain_seconds=0.5, drain_notice_seconds=1")
+    script = SCRIPT.replace("drain_seconds=0.5", "drain_seconds=0.5, drain_notice_seconds=5")
     process = start(GUARDED.replace("workers=2", f"workers={count}"), script)
     url = process.url()
 
@@ -479,7 +479,7 @@ def test_sigterm_is_noticed_before_connections_are_refused(start, count: int) ->
     assert eventually(lambda: readiness() == 503)
     assert pid_of(url) > 0  # it still serves
     assert process.end()[0] == 0
-    assert time.monotonic() - since > 1
+    assert time.monotonic() - since > 5
 
 
 def test_ctrl_c_is_not_noticed_before(start) -> None:

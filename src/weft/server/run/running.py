@@ -150,11 +150,13 @@ def start(
     options: HttpOptions,
     target: Target | None = None,
     listener: socket.socket | None = None,
+    backend_url: str | None = None,
 ) -> None:
     """Serve until the process is stopped. Unlike `run`, raise StartError instead of ending the process.
 
     `target` is the server that workers load. Default: the main script, and its variable that has the server. `listener`
-    is a socket that already listens. Default: a new socket.
+    is a socket that already listens. Default: a new socket. `backend_url` is the URL that was passed to `set_default`:
+    workers do the same with it.
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -162,7 +164,7 @@ def start(
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
-        run_workers(engine, options, target or target_of(engine))
+        run_workers(engine, options, target or target_of(engine), backend_url)
     else:
         with listener or listening.bind(options.host, options.port) as listener:
             serve_http(engine, options, listener, lambda: announce(engine, options, listener))

@@ -38,6 +38,7 @@ _seldom = Seldom(log)
 LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three times within it.
 CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
 SEND_SECONDS = 10.0  # give up sending a message to one worker
+LEAVE_SECONDS = 2.0  # for a worker that stops: to send its last changes, and to end its lease
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
@@ -142,7 +143,6 @@ class Fleet:
             await self._leave()
 
     async def _leave(self) -> None:
-        seconds = self._services.limits.drain_seconds
         self._loop = None
         try:
             await asyncio.sleep(0)  # for the last changes to get into the queue
@@ -150,9 +150,9 @@ class Fleet:
                 self._renewing.cancel()
                 await asyncio.wait([self._renewing])
                 self._renewing = None
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LEAVE_SECONDS):
                 if self._background:  # it sends the last changes
-                    await asyncio.wait(self._background, timeout=seconds / 2)
+                    await asyncio.wait(self._background, timeout=LEAVE_SECONDS / 2)
                 while self._leave_bus:
                     await self._leave_bus.pop()()
                 await self._cancel_background()  # before the lease is deleted, which one of the tasks may renew
