@@ -390,6 +390,33 @@ async def test_a_large_message_to_a_busy_worker_is_sent_once(
     assert not a._missing
 
 
+@pytest.mark.security("R12")
+async def test_a_large_message_to_a_worker_that_is_not_connected_is_sent_once_and_again_when_it_is(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CONFIRM_SECONDS", 0.02)
+    a, b = (server.engine.fleet for server in workers[:2])
+    heard: list[bytes] = []
+    b.hear_direct(heard.append)
+    bus: Any = workers[0].engine.whole_backend.bus._inner  # type: ignore[attr-defined] - of the yielding one
+    publish, sent, is_connected = bus.publish, [], False
+
+    async def note(topic: str, letter: bytes) -> int:
+        if not topic.endswith(b.worker):
+            return await publish(topic, letter)
+        sent.append(len(letter))
+        return await publish(topic, letter) if is_connected else 0
+
+    monkeypatch.setattr(bus, "publish", note)
+    sending = asyncio.create_task(a.send(b.worker, b"x" * 100_000))
+    await eventually(lambda: len(sent) >= 6)
+    assert sent[0] > 100_000
+    assert max(sent[1:]) < 100
+    is_connected = True
+    assert await sending
+    assert heard == [b"x" * 100_000]
+
+
 # Changes.
 
 

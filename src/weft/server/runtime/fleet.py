@@ -5,7 +5,7 @@ backend, which it renews. When the lease of a worker has expired, the worker is 
 
 Messages to all workers, and changes, may be lost while the connection to the backend is broken. Their receivers are
 told then that they may have missed some. A message to one worker is confirmed by that worker. Without a confirmation,
-the sender asks whether the message has arrived, and sends it again only if it has not: it can be large.
+the sender asks whether the message has arrived, and sends it again only if the receiver says no: it can be large.
 
 A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
 """
@@ -281,14 +281,15 @@ class Fleet:
     async def send(self, worker: str, body: bytes) -> bool:
         """Send a message to one worker, and wait until it has confirmed the message. Return False if it is dead.
 
-        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. A receiver that is busy
-        has the message once: until it answers, it gets small questions only.
+        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. The body is sent once,
+        and again only if the receiver says that it is missing. Until then, small questions are sent.
         """
         if self.is_alone:
             return False
         number = next(self._numbers)
         confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
         message = _encode(_Message(self.worker, number, body))
+        del body  # it may be large, and wait for long
         question = _encode(_Message(self.worker, number, None, "question"))
         next_sent = message
         try:
@@ -301,7 +302,7 @@ class Fleet:
                     await asyncio.wait([confirmed], timeout=CONFIRM_SECONDS)
                     if confirmed.done():
                         return True
-                    next_sent = message if not heard or number in self._missing else question
+                    next_sent = message if number in self._missing else question
         except TimeoutError:
             raise BackendUnavailable(f"Worker {worker} did not confirm a message within {SEND_SECONDS:g} s.") from None
         finally:
