@@ -129,6 +129,19 @@ async def test_a_lease_is_renewed_and_comes_back_if_the_store_has_lost_it(
     await fresh.stop()
 
 
+async def test_a_lease_that_cannot_be_read_keeps_no_worker_from_starting(
+    workers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, _ = (server.engine.fleet for server in workers)
+    await b._backend.store.put(f"worker/{b.worker}", b"\x00nonsense", ttl=60)
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    assert len(await fresh.engine.fleet.workers()) == 2
+    assert f"The lease of worker {b.worker} cannot be read, and is ignored" in caplog.text
+    await fresh.stop()
+    assert await a.is_alive(b.worker)
+
+
 async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

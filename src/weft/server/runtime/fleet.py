@@ -405,7 +405,10 @@ async def find_workers(backend: Backend, without: str = "") -> list[WorkerFacts]
     for worker in await backend.sets.names(_WORKERS):
         facts = await backend.store.get(_lease(worker)) if worker != without else None
         if facts is not None and await _is_listening(backend, worker):
-            found.append(_read_facts(facts))
+            try:
+                found.append(_read_facts(facts))
+            except msgspec.DecodeError as error:
+                log.warning("The lease of worker %s cannot be read, and is ignored: %s", worker, error)
     return found
 
 
