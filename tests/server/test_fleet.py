@@ -467,6 +467,37 @@ async def test_many_changes_are_few_messages_and_too_many_are_one(
     assert len(told) <= 21
 
 
+@pytest.mark.security("R12")
+async def test_changes_with_long_uris_are_one_message_also_after_a_failure(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MOST_CHANGE_CHARACTERS", 1000)
+    told: list[str] = []
+    changes = workers[1].engine.changes
+    monkeypatch.setattr(changes, "receive", lambda change: told.append(change.uri))
+    monkeypatch.setattr(changes, "receive_all", lambda: told.append("everything"))
+    for _ in range(10):
+        workers[0].notify_resource_updated("a://" + "u" * 900)  # the same one again is not counted
+    await eventually(lambda: told)
+    assert told == ["a://" + "u" * 900]
+    told.clear()
+    for number in range(3):
+        workers[0].notify_resource_updated(f"a://{number}", part_of="a://" + "u" * 400)
+    await eventually(lambda: told == ["everything"])
+    told.clear()
+    one = workers[0].engine.fleet
+    workers[0].backend.bus.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    workers[0].notify_resource_updated("a://1/" + "u" * 600)
+    await eventually(lambda: one._sending is not None and not one._sending.done() and one._unsent)  # it has failed once
+    workers[0].notify_resource_updated("a://2/" + "u" * 600)
+    await eventually(lambda: one._is_all_unsent)
+    assert (one._unsent, one._unsent_characters) == ({}, 0)
+    workers[0].backend.bus.is_gone = False  # type: ignore[attr-defined] - of the yielding one
+    await eventually(lambda: told == ["everything"])
+    workers[0].notify_resource_updated("a://1")
+    await eventually(lambda: told == ["everything", "a://1"])
+
+
 async def test_changes_that_cannot_be_sent_yet_are_sent_later(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

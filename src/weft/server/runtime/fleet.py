@@ -39,6 +39,7 @@ LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three tim
 CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
 SEND_SECONDS = 10.0  # give up sending a message to one worker
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
+MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
 
@@ -107,6 +108,7 @@ class Fleet:
         self._missing: set[int] = set()  # those of them that have not arrived, as the receiver has said
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._unsent: dict[Change, None] = {}  # changes for the other workers; an ordered set
+        self._unsent_characters = 0  # length of their URIs
         self._is_all_unsent = False  # whether there were too many: the others are told that everything may have changed
         self._sending: asyncio.Task[object] | None = None  # sends them
         self._background: set[asyncio.Task[object]] = set()  # this task, and others
@@ -345,24 +347,32 @@ class Fleet:
             loop.call_soon_threadsafe(self._queue_change, change)
 
     def _queue_change(self, change: Change) -> None:
-        self._unsent[change] = None
-        if len(self._unsent) > MOST_CHANGES:
-            self._is_all_unsent = True
-        if self._is_all_unsent:
-            self._unsent.clear()
+        self._add_unsent([change])
         if self._sending is None or self._sending.done():
             self._sending = self._in_background(self._send_changes())
+
+    def _add_unsent(self, changes: list[Change]) -> None:
+        """Add changes to those that wait. If these are too many, the others are told that everything may have changed."""
+        for change in changes:
+            if change not in self._unsent:
+                self._unsent[change] = None
+                self._unsent_characters += len(change.uri or "") + len(change.part_of or "")
+        if len(self._unsent) > MOST_CHANGES or self._unsent_characters > MOST_CHANGE_CHARACTERS:
+            self._is_all_unsent = True
+        if self._is_all_unsent:
+            self._unsent, self._unsent_characters = {}, 0
 
     async def _send_changes(self) -> None:
         """Send the changes that wait. If the backend fails, try again until this worker leaves the fleet."""
         while self._unsent or self._is_all_unsent:
             sent = _SentChanges(list(self._unsent), self._is_all_unsent)
-            self._unsent, self._is_all_unsent = {}, False
+            self._unsent, self._unsent_characters, self._is_all_unsent = {}, 0, False
             try:
                 await self.publish(_CHANGES, _encode(sent))
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 self._is_all_unsent = self._is_all_unsent or sent.is_all
-                self._unsent = {} if self._is_all_unsent else dict.fromkeys(sent.changes) | self._unsent
+                newer, self._unsent, self._unsent_characters = list(self._unsent), {}, 0
+                self._add_unsent([*sent.changes, *newer])
                 if self._loop is None:
                     log.warning("The last changes of this worker were not sent to the others: %s", error)
                     return
