@@ -595,6 +595,30 @@ async def test_a_stream_is_told_everything_if_changes_may_have_been_missed(worke
     await peer.leave()
 
 
+async def test_a_stream_is_told_everything_if_the_clock_of_the_backend_was_set_back(workers: list[Server]) -> None:
+    client = AppPeer(workers[0].asgi())
+    await client.open()
+    listening = await client.get()
+    await listening.first()
+    workers[0].notify_tools_changed()
+    stream, _, number = ((await listening.next()).id or "").rpartition(".")
+    await listening.close()
+    later = f"{stream}.{int(number) + 3_600_000}"  # of an event in a log that has expired, before the clock was set back
+    resumed = await client.on(workers[1].asgi()).get(later)
+    assert (await resumed.message())["method"] == "notifications/tools/list_changed"
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await resumed.close()
+    log = workers[0].backend.memory.log  # type: ignore[attr-defined] - of the yielding one
+    for key in list(log._logs):
+        await log.delete(key)
+    resumed = await client.on(workers[1].asgi()).get(later)
+    await resumed.first()
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await client.leave()
+
+
 # Streams of a dead worker.
 
 
