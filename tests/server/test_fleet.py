@@ -159,6 +159,24 @@ async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     assert not await a.is_alive(c.worker)
 
 
+async def test_a_worker_whose_lease_neither_changes_nor_expires_is_dead(workers: list[Server]) -> None:
+    a, b, c = (server.engine.fleet for server in workers)
+    lease = f"worker/{c.worker}"
+    await die(workers[2])
+    await c._backend.store.put(lease, b"the clock of the backend was set back", ttl=3600)
+    assert await a.is_alive(c.worker)
+    assert await a.is_alive(b.worker)
+    for other, (known, since) in a._known_leases.items():
+        a._known_leases[other] = known, since - 2 * fleet.LEASE_SECONDS  # long ago
+    await b._renew_once()
+    assert [await a.is_alive(other.worker) for other in (b, c)] == [True, False]
+    a._unsure_until = math.inf
+    assert await a.is_alive(c.worker)
+    a._unsure_until = -math.inf
+    await c._backend.store.put(lease, b"renewed after all", ttl=3600)
+    assert await a.is_alive(c.worker)
+
+
 async def test_nobody_is_dead_because_the_backend_was_away_for_long(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     process: int
     seals: str | None  # id of the key that encrypts `requestState`; None if others need not have it
     opens: list[str]  # ids of the keys that decrypt it
+    renewed: int = 0  # how often the lease was renewed
 
 
 class _Message(msgspec.Struct, array_like=True):
@@ -98,8 +99,9 @@ class Fleet:
         self._topics: dict[str, tuple[Receive, Callable[[], None]]] = {}
         self._on_direct: Receive | None = None
         self._leave_bus: list[Unsubscribe] = []
-        self._facts = b""  # the encoded `WorkerFacts` of this worker
+        self._facts = WorkerFacts("", 0, None, [])  # of this worker, set when it joins
         self._unsure_until = -math.inf  # until then, living workers may lack a lease, because the backend has lost it
+        self._known_leases: dict[str, tuple[bytes, float]] = {}  # of other workers, and when each was first seen so
         self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
         self._renewing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
@@ -179,8 +181,7 @@ class Fleet:
         keys = self._services.state_keys
         must_agree = self.serves_http and not self._backend.is_local
         seals, opens = (keys.ids[0], list(keys.ids)) if must_agree else (None, [])
-        facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
-        self._facts = msgspec.json.encode(facts)
+        self._facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
         await self._take_lease()
         for other in await self.workers():
             if seals is not None and other.seals is not None and (other.seals not in opens or seals not in other.opens):
@@ -200,14 +201,13 @@ class Fleet:
                 _seldom.warning("The lease of this worker was not renewed: %s", error)
 
     async def _renew_once(self) -> None:
-        if await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
-            await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
-        else:
+        if not await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
             self._be_unsure()
-            await self._take_lease()
+        await self._take_lease()
 
     async def _take_lease(self) -> None:
-        await self._backend.store.put(_lease(self.worker), self._facts, ttl=LEASE_SECONDS)
+        self._facts = msgspec.structs.replace(self._facts, renewed=self._facts.renewed + 1)
+        await self._backend.store.put(_lease(self.worker), msgspec.json.encode(self._facts), ttl=LEASE_SECONDS)
         await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
 
     def _be_unsure(self) -> None:
@@ -221,17 +221,27 @@ class Fleet:
         self._in_background(self._renew_once())
 
     async def is_alive(self, worker: str) -> bool:
-        """Return whether a worker has a lease, or may have lost it because the backend has lost data or was away."""
+        """Return whether a worker renews its lease, or may have lost it because the backend has lost data or was away."""
         if worker == self.worker:
             return True
         if self.is_alone:
             return False
-        if await self._backend.store.get(_lease(worker)) is not None:
+        if (lease := await self._backend.store.get(_lease(worker))) is not None:
             self._missing_since.pop(worker, None)
-            return True
+            return self._is_renewed(worker, lease) or time.monotonic() < self._unsure_until
+        self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
             await self._renew_once()
         return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+
+    def _is_renewed(self, worker: str, lease: bytes) -> bool:
+        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back."""
+        now = time.monotonic()
+        known, since = self._known_leases.get(worker, (None, now))
+        if lease != known:
+            self._known_leases[worker] = lease, now
+            return True
+        return now < since + 2 * LEASE_SECONDS
 
     async def _may_renew(self, worker: str) -> bool:
         """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
