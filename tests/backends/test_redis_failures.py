@@ -48,6 +48,27 @@ def stored(name: str) -> bytes:
     return Keys("weft:")(name)
 
 
+# --- values of others
+
+
+@pytest.mark.parametrize("value", ["", "\x05garbage"])
+async def test_a_value_that_others_have_written_is_ignored(
+    shared_redis: RedisServer, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = f"others-{len(value)}"
+    name, permits = f"{kind}/secret", key()
+    async with started(shared_redis.url) as backend:
+        shared_redis.run("SET", stored(name), value)
+        shared_redis.run("SET", stored(permits), value)
+        assert await backend.store.get(name) is None
+        assert f"A value of {kind}/… in Redis was not written by Weft, and is ignored." in caplog.text
+        assert not await backend.store.swap(name, b"1", b"2", ttl=60)
+        assert await backend.store.swap(name, None, b"2", ttl=60)
+        assert await backend.store.get(name) == b"2"
+        assert await backend.store.take(permits, count=1, seconds=60) == 0
+        assert await backend.store.take(permits, count=1, seconds=60) > 0
+
+
 # --- lost replies
 
 

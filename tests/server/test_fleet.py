@@ -130,6 +130,19 @@ async def test_a_lease_is_renewed_and_comes_back_if_the_store_has_lost_it(
     await fresh.stop()
 
 
+async def test_a_lease_that_cannot_be_read_keeps_no_worker_from_starting(
+    workers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, _ = (server.engine.fleet for server in workers)
+    await b._backend.store.put(f"worker/{b.worker}", b"\x00nonsense", ttl=60)
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    assert len(await fresh.engine.fleet.workers()) == 2
+    assert f"The lease of worker {b.worker} cannot be read, and is ignored" in caplog.text
+    await fresh.stop()
+    assert await a.is_alive(b.worker)
+
+
 async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +158,24 @@ async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     await asyncio.sleep(0.5)
     assert await a.is_alive(b.worker)
     assert not await a.is_alive(c.worker)
+
+
+async def test_a_worker_whose_lease_neither_changes_nor_expires_is_dead(workers: list[Server]) -> None:
+    a, b, c = (server.engine.fleet for server in workers)
+    lease = f"worker/{c.worker}"
+    await die(workers[2])
+    await c._backend.store.put(lease, b"the clock of the backend was set back", ttl=3600)
+    assert await a.is_alive(c.worker)
+    assert await a.is_alive(b.worker)
+    for other, (known, since) in a._known_leases.items():
+        a._known_leases[other] = known, since - 2 * fleet.LEASE_SECONDS  # long ago
+    await b._renew_once()
+    assert [await a.is_alive(other.worker) for other in (b, c)] == [True, False]
+    a._unsure_until = math.inf
+    assert await a.is_alive(c.worker)
+    a._unsure_until = -math.inf
+    await c._backend.store.put(lease, b"renewed after all", ttl=3600)
+    assert await a.is_alive(c.worker)
 
 
 async def test_nobody_is_dead_because_the_backend_was_away_for_long(
@@ -408,6 +439,33 @@ async def test_a_large_message_to_a_busy_worker_is_sent_once(
     assert not a._missing
 
 
+@pytest.mark.security("R12")
+async def test_a_large_message_to_a_worker_that_is_not_connected_is_sent_once_and_again_when_it_is(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CONFIRM_SECONDS", 0.02)
+    a, b = (server.engine.fleet for server in workers[:2])
+    heard: list[bytes] = []
+    b.hear_direct(heard.append)
+    bus: Any = workers[0].engine.whole_backend.bus._inner  # type: ignore[attr-defined] - of the yielding one
+    publish, sent, is_connected = bus.publish, [], False
+
+    async def note(topic: str, letter: bytes) -> int:
+        if not topic.endswith(b.worker):
+            return await publish(topic, letter)
+        sent.append(len(letter))
+        return await publish(topic, letter) if is_connected else 0
+
+    monkeypatch.setattr(bus, "publish", note)
+    sending = asyncio.create_task(a.send(b.worker, b"x" * 100_000))
+    await eventually(lambda: len(sent) >= 6)
+    assert sent[0] > 100_000
+    assert max(sent[1:]) < 100
+    is_connected = True
+    assert await sending
+    assert heard == [b"x" * 100_000]
+
+
 # Changes.
 
 
@@ -443,6 +501,37 @@ async def test_many_changes_are_few_messages_and_too_many_are_one(
         workers[0].notify_resource_updated(f"a://{number}")
     await eventually(lambda: "everything" in told)
     assert len(told) <= 21
+
+
+@pytest.mark.security("R12")
+async def test_changes_with_long_uris_are_one_message_also_after_a_failure(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MOST_CHANGE_CHARACTERS", 1000)
+    told: list[str] = []
+    changes = workers[1].engine.changes
+    monkeypatch.setattr(changes, "receive", lambda change: told.append(change.uri))
+    monkeypatch.setattr(changes, "receive_all", lambda: told.append("everything"))
+    for _ in range(10):
+        workers[0].notify_resource_updated("a://" + "u" * 900)  # the same one again is not counted
+    await eventually(lambda: told)
+    assert told == ["a://" + "u" * 900]
+    told.clear()
+    for number in range(3):
+        workers[0].notify_resource_updated(f"a://{number}", part_of="a://" + "u" * 400)
+    await eventually(lambda: told == ["everything"])
+    told.clear()
+    one = workers[0].engine.fleet
+    workers[0].backend.bus.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    workers[0].notify_resource_updated("a://1/" + "u" * 600)
+    await eventually(lambda: one._sending is not None and not one._sending.done() and one._unsent)  # it has failed once
+    workers[0].notify_resource_updated("a://2/" + "u" * 600)
+    await eventually(lambda: one._is_all_unsent)
+    assert (one._unsent, one._unsent_characters) == ({}, 0)
+    workers[0].backend.bus.is_gone = False  # type: ignore[attr-defined] - of the yielding one
+    await eventually(lambda: told == ["everything"])
+    workers[0].notify_resource_updated("a://1")
+    await eventually(lambda: told == ["everything", "a://1"])
 
 
 async def test_changes_that_cannot_be_sent_yet_are_sent_later(
@@ -552,6 +641,30 @@ async def test_a_stream_is_told_everything_if_changes_may_have_been_missed(worke
         "a://1", "a://2", "notifications/tools/list_changed",
     ]  # fmt: skip
     await peer.leave()
+
+
+async def test_a_stream_is_told_everything_if_the_clock_of_the_backend_was_set_back(workers: list[Server]) -> None:
+    client = AppPeer(workers[0].asgi())
+    await client.open()
+    listening = await client.get()
+    await listening.first()
+    workers[0].notify_tools_changed()
+    stream, _, number = ((await listening.next()).id or "").rpartition(".")
+    await listening.close()
+    later = f"{stream}.{int(number) + 3_600_000}"  # of an event in a log that has expired, before the clock was set back
+    resumed = await client.on(workers[1].asgi()).get(later)
+    assert (await resumed.message())["method"] == "notifications/tools/list_changed"
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await resumed.close()
+    log = workers[0].backend.memory.log  # type: ignore[attr-defined] - of the yielding one
+    for key in list(log._logs):
+        await log.delete(key)
+    resumed = await client.on(workers[1].asgi()).get(later)
+    await resumed.first()
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await client.leave()
 
 
 # Streams of a dead worker.

@@ -228,6 +228,20 @@ def test_they_end_when_their_parent_is_killed(start) -> None:
     assert eventually(lambda: all(map(gone, found)))
 
 
+def test_one_that_hangs_ends_after_its_parent_was_killed(start) -> None:
+    blocking = "@server.tool\nasync def block() -> str:\n    print('waiting', file=sys.stderr, flush=True)\n"
+    process = start(blocking + "    time.sleep(600)\n    return 'never'\n" + GUARDED)
+    url = process.url()
+    found = pids(url, 2)
+    with connect(url) as peer:
+        peer.sendall(raw_call("block"))
+        process.until("waiting")
+        process.signal(signal.SIGKILL)
+        process.until("This worker did not stop in time, and is ended.")
+        assert eventually(lambda: all(map(gone, found)))
+    assert eventually(lambda: refuses(url))  # nothing has the port any more
+
+
 def test_they_are_watched_over_from_any_thread(start) -> None:
     process = start(GUARDED.replace("server.run(", "asyncio.run(asyncio.to_thread(server.run, ") + ")")
     found = pids(process.url(), 2)

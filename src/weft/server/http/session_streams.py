@@ -167,13 +167,14 @@ class SessionStreams:
         If `after` is None, return the number of the newest event: the client gets only events that are stored from now
         on. If no event is stored, return 1: all events have higher numbers.
 
-        If events after `after` were dropped because the client was too slow, return 0: the client gets all events that
-        are still stored.
+        Return 0 if events after `after` were dropped, because the client was too slow, or if all numbers are below
+        `after`, because the clock of the backend was set back: the client gets all events that are still stored.
         """
         streams = self._sessions.streams
+        newest = await streams.newest(session.id, STANDALONE)
         if after is None:
-            return await streams.newest(session.id, STANDALONE) or 1
-        return after if await streams.is_whole(session.id, STANDALONE, after) else 0
+            return newest or 1
+        return after if newest >= after and await streams.is_whole(session.id, STANDALONE, after) else 0
 
 
 async def _send_events(

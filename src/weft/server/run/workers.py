@@ -13,7 +13,8 @@ So a session lives on when its worker ends, and any worker serves it.
 
 The parent starts a worker as `python -m weft.server.run.workers JSON`. The two have a control socket: the worker sends
 a byte when it accepts connections, or the reason why it cannot start. The parent sends a byte when the server will stop
-soon. When the parent ends, even if it is killed, the control socket is closed, and the worker stops.
+soon. When the parent ends, even if it is killed, the control socket is closed, and the worker stops. A worker that
+hangs then is ended by the thread that watches the control socket.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class _Supervisor:
         self._order = order
         self._listener = listener
         self._notice_seconds = engine.limits.drain_notice_seconds
-        self._end_seconds = engine.limits.drain_seconds + GRACE_SECONDS + KILL_SECONDS  # for one worker to end
+        self._end_seconds = _end_seconds(engine)
         self._backend = BackendServer(MemoryBackend()) if shares_memory else None
         self._environment = dict(os.environ)
         if shares_memory and not os.environ.get("WEFT_STATE_KEY"):
@@ -357,6 +358,11 @@ class _Supervisor:
         self._running.discard(worker)
 
 
+def _end_seconds(engine: Engine) -> float:
+    """Return the time within which a worker ends after SIGTERM. Then it has hung."""
+    return engine.limits.drain_seconds + GRACE_SECONDS + KILL_SECONDS
+
+
 def _has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))
 
@@ -413,6 +419,11 @@ def _follow_parent(control: socket.socket, served: list[Engine]) -> None:
                 engine.draining = True
     log.warning("The process that started this worker is gone, so this worker stops.")
     os.kill(os.getpid(), signal.SIGTERM)
+    until = time.monotonic() + max(map(_end_seconds, served), default=KILL_SECONDS)
+    while time.monotonic() < until:  # it may be infinite, which `sleep` does not accept
+        time.sleep(WATCH_SECONDS)
+    log.error("This worker did not stop in time, and is ended.")
+    os._exit(1)  # its event loop is blocked, such as by a tool
 
 
 if __name__ == "__main__":

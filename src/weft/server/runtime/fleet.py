@@ -5,7 +5,7 @@ backend, which it renews. When the lease of a worker has expired, the worker is 
 
 Messages to all workers, and changes, may be lost while the connection to the backend is broken. Their receivers are
 told then that they may have missed some. A message to one worker is confirmed by that worker. Without a confirmation,
-the sender asks whether the message has arrived, and sends it again only if it has not: it can be large.
+the sender asks whether the message has arrived, and sends it again only if the receiver says no: it can be large.
 
 A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
 """
@@ -40,6 +40,7 @@ CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiv
 SEND_SECONDS = 10.0  # give up sending a message to one worker
 LEAVE_SECONDS = 2.0  # for a worker that stops: to send its last changes, and to end its lease
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
+MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
 
@@ -56,6 +57,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     process: int
     seals: str | None  # id of the key that encrypts `requestState`; None if others need not have it
     opens: list[str]  # ids of the keys that decrypt it
+    renewed: int = 0  # how often the lease was renewed
 
 
 class _Message(msgspec.Struct, array_like=True):
@@ -98,8 +100,9 @@ class Fleet:
         self._topics: dict[str, tuple[Receive, Callable[[], None]]] = {}
         self._on_direct: Receive | None = None
         self._leave_bus: list[Unsubscribe] = []
-        self._facts = b""  # the encoded `WorkerFacts` of this worker
+        self._facts = WorkerFacts("", 0, None, [])  # of this worker, set when it joins
         self._unsure_until = -math.inf  # until then, living workers may lack a lease, because the backend has lost it
+        self._known_leases: dict[str, tuple[bytes, float]] = {}  # of other workers, and when each was first seen so
         self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
         self._renewing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
@@ -108,6 +111,7 @@ class Fleet:
         self._missing: set[int] = set()  # those of them that have not arrived, as the receiver has said
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._unsent: dict[Change, None] = {}  # changes for the other workers; an ordered set
+        self._unsent_characters = 0  # length of their URIs
         self._is_all_unsent = False  # whether there were too many: the others are told that everything may have changed
         self._sending: asyncio.Task[object] | None = None  # sends them
         self._background: set[asyncio.Task[object]] = set()  # this task, and others
@@ -177,8 +181,7 @@ class Fleet:
         keys = self._services.state_keys
         must_agree = self.serves_http and not self._backend.is_local
         seals, opens = (keys.ids[0], list(keys.ids)) if must_agree else (None, [])
-        facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
-        self._facts = msgspec.json.encode(facts)
+        self._facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
         await self._take_lease()
         for other in await self.workers():
             if seals is None or other.seals is None:
@@ -201,14 +204,13 @@ class Fleet:
                 _seldom.warning("The lease of this worker was not renewed: %s", error)
 
     async def _renew_once(self) -> None:
-        if await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
-            await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
-        else:
+        if not await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
             self._be_unsure()
-            await self._take_lease()
+        await self._take_lease()
 
     async def _take_lease(self) -> None:
-        await self._backend.store.put(_lease(self.worker), self._facts, ttl=LEASE_SECONDS)
+        self._facts = msgspec.structs.replace(self._facts, renewed=self._facts.renewed + 1)
+        await self._backend.store.put(_lease(self.worker), msgspec.json.encode(self._facts), ttl=LEASE_SECONDS)
         await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
 
     def _be_unsure(self) -> None:
@@ -222,17 +224,27 @@ class Fleet:
         self._in_background(self._renew_once())
 
     async def is_alive(self, worker: str) -> bool:
-        """Return whether a worker has a lease, or may have lost it because the backend has lost data or was away."""
+        """Return whether a worker renews its lease, or may have lost it because the backend has lost data or was away."""
         if worker == self.worker:
             return True
         if self.is_alone:
             return False
-        if await self._backend.store.get(_lease(worker)) is not None:
+        if (lease := await self._backend.store.get(_lease(worker))) is not None:
             self._missing_since.pop(worker, None)
-            return True
+            return self._is_renewed(worker, lease) or time.monotonic() < self._unsure_until
+        self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
             await self._renew_once()
         return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+
+    def _is_renewed(self, worker: str, lease: bytes) -> bool:
+        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back."""
+        now = time.monotonic()
+        known, since = self._known_leases.get(worker, (None, now))
+        if lease != known:
+            self._known_leases[worker] = lease, now
+            return True
+        return now < since + 2 * LEASE_SECONDS
 
     async def _may_renew(self, worker: str) -> bool:
         """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
@@ -284,14 +296,15 @@ class Fleet:
     async def send(self, worker: str, body: bytes) -> bool:
         """Send a message to one worker, and wait until it has confirmed the message. Return False if it is dead.
 
-        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. A receiver that is busy
-        has the message once: until it answers, it gets small questions only.
+        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. The body is sent once,
+        and again only if the receiver says that it is missing. Until then, small questions are sent.
         """
         if self.is_alone:
             return False
         number = next(self._numbers)
         confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
         message = _encode(_Message(self.worker, number, body))
+        del body  # it may be large, and wait for long
         question = _encode(_Message(self.worker, number, None, "question"))
         next_sent = message
         try:
@@ -304,7 +317,7 @@ class Fleet:
                     await asyncio.wait([confirmed], timeout=CONFIRM_SECONDS)
                     if confirmed.done():
                         return True
-                    next_sent = message if not heard or number in self._missing else question
+                    next_sent = message if number in self._missing else question
         except TimeoutError:
             raise BackendUnavailable(f"Worker {worker} did not confirm a message within {SEND_SECONDS:g} s.") from None
         finally:
@@ -347,24 +360,32 @@ class Fleet:
             loop.call_soon_threadsafe(self._queue_change, change)
 
     def _queue_change(self, change: Change) -> None:
-        self._unsent[change] = None
-        if len(self._unsent) > MOST_CHANGES:
-            self._is_all_unsent = True
-        if self._is_all_unsent:
-            self._unsent.clear()
+        self._add_unsent([change])
         if self._sending is None or self._sending.done():
             self._sending = self._in_background(self._send_changes())
+
+    def _add_unsent(self, changes: list[Change]) -> None:
+        """Add changes to those that wait. If these are too many, the others are told that everything may have changed."""
+        for change in changes:
+            if change not in self._unsent:
+                self._unsent[change] = None
+                self._unsent_characters += len(change.uri or "") + len(change.part_of or "")
+        if len(self._unsent) > MOST_CHANGES or self._unsent_characters > MOST_CHANGE_CHARACTERS:
+            self._is_all_unsent = True
+        if self._is_all_unsent:
+            self._unsent, self._unsent_characters = {}, 0
 
     async def _send_changes(self) -> None:
         """Send the changes that wait. If the backend fails, try again until this worker leaves the fleet."""
         while self._unsent or self._is_all_unsent:
             sent = _SentChanges(list(self._unsent), self._is_all_unsent)
-            self._unsent, self._is_all_unsent = {}, False
+            self._unsent, self._unsent_characters, self._is_all_unsent = {}, 0, False
             try:
                 await self.publish(_CHANGES, _encode(sent))
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 self._is_all_unsent = self._is_all_unsent or sent.is_all
-                self._unsent = {} if self._is_all_unsent else dict.fromkeys(sent.changes) | self._unsent
+                newer, self._unsent, self._unsent_characters = list(self._unsent), {}, 0
+                self._add_unsent([*sent.changes, *newer])
                 if self._loop is None:
                     log.warning("The last changes of this worker were not sent to the others: %s", error)
                     return
@@ -407,7 +428,10 @@ async def find_workers(backend: Backend, without: str = "") -> list[WorkerFacts]
     for worker in await backend.sets.names(_WORKERS):
         facts = await backend.store.get(_lease(worker)) if worker != without else None
         if facts is not None and await _is_listening(backend, worker):
-            found.append(_read_facts(facts))
+            try:
+                found.append(_read_facts(facts))
+            except msgspec.DecodeError as error:
+                log.warning("The lease of worker %s cannot be read, and is ignored: %s", worker, error)
     return found
 
 
