@@ -89,6 +89,57 @@ async def test_an_entry_larger_than_all_may_be_is_kept_until_the_next() -> None:
     assert list(backend.log._logs) == ["stream/s/2"]
 
 
+@pytest.mark.security("R12")
+async def test_what_is_kept_of_open_streams_without_events_is_counted() -> None:
+    backend, streams = make(replay_events=5, replay_bytes=10_000)
+    names = [f"open {number}" for number in range(4)]
+    for number, name in enumerate(names):
+        streams.open("s", name, [number])
+    for number in range(100):
+        await streams.append("s", names[number * 7 % 4], b"x" * (number * 37 % 300))
+        assert streams._bytes == cost(backend) <= 10_000
+        assert len(backend.log._logs) == min(number + 1, 4)
+    for name in names:
+        await streams.append("s", name, b"", is_last=True)
+    assert streams._open == {}
+    await streams.append("s", "other", b"x" * 10_000)
+    assert list(backend.log._logs) == ["stream/s/other"]
+
+
+async def test_if_there_is_no_room_for_all_open_streams_the_newest_has_its_event() -> None:
+    backend, streams = make(replay_bytes=100)
+    for name in ("1", "2", "3", "1"):
+        streams.open("s", name, [])
+        await streams.append("s", name, b"event")
+    entries = {key: [entry.partition(b"\n")[2] for _, entry in one.kept] for key, one in backend.log._logs.items()}
+    assert entries == {"stream/s/1": [b"event"], "stream/s/2": [b""], "stream/s/3": [b""]}
+
+
+async def test_a_note_takes_the_place_of_no_event() -> None:
+    backend, streams = make(replay_events=3, replay_bytes=5_000)
+    streams.open("s", "1", [7])
+    last = [read_event_id(await streams.append("s", "1", b"dropped")) for _ in range(3)][-1]
+    assert last is not None
+    await streams.append("s", "2", b"x" * 3_000)
+    for number in range(3):
+        await streams.append("s", "1", b"%d" % number)
+    async with aclosing(streams.follow("s", "1", last[1], wake=asyncio.Event())) as events:
+        assert [(await anext(events)).data for _ in range(3)] == [b"0", b"1", b"2"]  # type: ignore[union-attr]
+    await streams.append("s", "1", b"3")
+    assert not await streams.is_whole("s", "1", last[1])  # 0 is dropped, and the note before it
+    assert [entry.partition(b"\n")[2] for _, entry in backend.log._logs["stream/s/1"].kept] == [b"1", b"2", b"3"]
+
+
+async def test_a_note_is_not_taken_for_an_event_that_is_stored_again() -> None:
+    _, streams = make(replay_bytes=3_000)
+    streams.open("s", "1", [7])
+    before = await streams.append("s", "1", b"event")
+    await streams.append("s", "2", b"x" * 2_000)
+    assert await streams.find_after("s", "1", before, b"") is None
+    empty = await streams.append("s", "1", b"")
+    assert await streams.find_after("s", "1", before, b"") == empty
+
+
 async def test_streams_of_two_workers_are_kept_by_number() -> None:
     backend, one = make(replay_events=4)
     two = Streams(backend, Limits(replay_events=4))

@@ -183,6 +183,7 @@ class SessionReply(HttpReply):
 
     def _end_reader(self, session: Session) -> None:
         """End the response that sends the rest of the stream: the last event is not stored, so it would never end."""
+        self._streams.close(session.id, self._stream)
         if (reader := session.resumed.pop(self._stream, None)) is not None:
             reader.end()
 
@@ -287,6 +288,7 @@ class SessionReply(HttpReply):
         """
         self._stream = session.name_stream()
         session.open_streams[self._stream] = self
+        self._streams.open(session.id, self._stream, self._requests)
         if self._polling:
             stored = await self._store(session, b"")
             if not self.finished:
