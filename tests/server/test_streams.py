@@ -1,6 +1,7 @@
 """Streams: what is kept of them is counted exactly, and given up in order."""
 
 import asyncio
+import math
 import os
 import tracemalloc
 from contextlib import aclosing
@@ -138,6 +139,108 @@ async def test_a_note_is_not_taken_for_an_event_that_is_stored_again() -> None:
     assert await streams.find_after("s", "1", before, b"") is None
     empty = await streams.append("s", "1", b"")
     assert await streams.find_after("s", "1", before, b"") == empty
+
+
+# Streams whose requests are not answered are kept.
+
+
+async def test_a_quiet_stream_is_kept_until_its_last_event() -> None:
+    backend, streams = make(replay_seconds=1.5, replay_events=3)
+    streams.open("s", "1", [7])
+    first = read_event_id(await streams.append("s", "1", b"0"))
+    assert first is not None
+    for number in range(1, 4):
+        await streams.append("s", "1", b"%d" % number)
+    await asyncio.sleep(3)
+    entries = backend.log._logs["stream/s/1"].kept
+    assert [entry.partition(b"\n")[2] for _, entry in entries[:3]] == [b"1", b"2", b"3"]
+    assert len(entries) > 4  # notes
+    assert streams._bytes == cost(backend)
+    async with aclosing(streams.follow("s", "1", first[1], wake=asyncio.Event())) as events:
+        assert [(await anext(events)).data for _ in range(3)] == [b"1", b"2", b"3"]  # type: ignore[union-attr]
+        await streams.append("s", "1", b"4", is_last=True)
+        assert (await anext(events)).data == b"4"  # type: ignore[union-attr]
+    assert len(entries) - streams._kept["stream/s/1"].notes == 3
+    assert streams._bytes == cost(backend)
+    await asyncio.sleep(4)
+    assert (streams._bytes, streams._kept, backend.log._logs, streams._renewing_in) == (0, {}, {}, None)
+
+
+async def test_a_stream_that_is_closed_without_a_last_event_expires() -> None:
+    backend, streams = make(replay_seconds=1.5)
+    streams.open("s", "1", [7])
+    await streams.append("s", "1", b"event")
+    await asyncio.sleep(2.5)
+    assert await streams.newest("s", "1")
+    streams.close("s", "1")
+    await asyncio.sleep(4)
+    assert (streams._open, backend.log._logs) == ({}, {})
+
+
+async def test_a_stream_without_events_is_not_stored() -> None:
+    backend, streams = make(replay_seconds=0.3)
+    streams.open("s", "1", [7])
+    await asyncio.sleep(0.5)
+    assert backend.log._logs == {}
+
+
+async def test_a_renewal_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, streams = make(replay_seconds=1.5)
+    for name in ("1", "2"):
+        streams.open("s", name, [7])
+        await streams.append("s", name, b"event")
+    append, failures = backend.log.append, ["stream/s/1"]
+
+    async def fail_once(key: str, *args: Any, **options: Any) -> Any:
+        if key in failures:
+            failures.remove(key)
+            raise ConnectionError("the log is down")
+        return await append(key, *args, **options)
+
+    monkeypatch.setattr(backend.log, "append", fail_once)
+    await asyncio.sleep(3)
+    assert [len(entries.kept) > 1 for entries in backend.log._logs.values()] == [True, True]
+    assert [record.getMessage() for record in caplog.records] == [
+        "The log of a stream was not renewed: the log is down"
+    ]
+    assert streams._bytes == cost(backend)
+
+
+async def test_calls_that_end_quickly_have_one_timer_and_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, streams = make()
+    timers: list[float] = []
+    later = asyncio.get_running_loop().call_later
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "call_later", lambda delay, *rest: timers.append(delay) or later(delay, *rest)
+    )
+    for number in range(100):
+        streams.open("s", f"{number}", [number])
+        await streams.append("s", f"{number}", b"event")
+        await streams.append("s", f"{number}", b"answer", is_last=True)
+    assert timers.count(streams._renewal_seconds) == 1
+    assert {len(entries.kept) for entries in backend.log._logs.values()} == {2}
+
+
+@pytest.mark.parametrize("seconds", [0, math.inf])
+async def test_where_nothing_expires_or_all_at_once_there_are_no_renewals(seconds: float) -> None:
+    _, streams = make(replay_seconds=seconds)
+    streams.open("s", "1", [7])
+    assert streams._renewing_in is None
+
+
+def test_streams_are_renewed_in_the_event_loop_of_their_calls() -> None:
+    backend, streams = make(replay_seconds=1.5)
+
+    async def call(name: str, seconds: float) -> None:
+        streams.open("s", name, [7])
+        await streams.append("s", name, b"event")
+        await asyncio.sleep(seconds)
+
+    asyncio.run(call("1", 0))  # its timer is gone with its loop
+    asyncio.run(call("2", 2.5))
+    assert len(backend.log._logs["stream/s/2"].kept) > 1
 
 
 async def test_streams_of_two_workers_are_kept_by_number() -> None:

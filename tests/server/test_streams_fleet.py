@@ -1,15 +1,18 @@
 """Streams that several workers read: what was dropped is never left out silently, and a quiet call stays resumable."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from support.raw_sessions import FORM, AppPeer, Reply, accept, called, eventually
+from support.fleets import die
+from support.raw_sessions import FORM, AppPeer, Reply, accept, called, eventually, message, open_sse
 from support.redis_servers import RedisServer, redis_server
 from weft import Context, Limits, MemoryBackend, Server
 from weft.backends.redis import RedisBackend
+from weft.server.sessions import streams
 from weft.server.sessions.streams import _PAGE
 
 Make = Callable[..., list[Server]]
@@ -42,6 +45,10 @@ def make_worker(backend: Any, **limits: Any) -> Server:
             await ctx.report_progress(number, message="x" * 3000)
         return "filled"
 
+    @server.tool
+    async def hang(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
     return server
 
 
@@ -67,6 +74,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     yield workers
     for server in made:
         await server.stop()
+    assert [server.engine.sessions.streams._open for server in made] == [{}, {}]
 
 
 async def opened(server: Server) -> AppPeer:
@@ -192,3 +200,77 @@ async def test_a_reader_of_the_standalone_stream_ends_if_events_were_dropped(mak
     await (await client.post(called("say", text="last"))).result()
     assert what(await again.message()) == "last"
     await client.leave()
+
+
+# Calls that are quiet for longer than `replay_seconds`.
+
+SHORT = {"replay_seconds": 1.5, "ask_seconds": 60}
+LONG = 3.0  # seconds
+
+
+async def quiet_call(workers: list[Server]) -> tuple[AppPeer, str, Any]:
+    """A call that waits for an answer. Its client has lost the connection after the first event, long ago."""
+    client = await opened(workers[0])
+    call = await client.post(called("talk", 7, progress="p"))
+    while what(await call.message()) != 0:
+        pass
+    received = call.events[-1].id
+    question = await call.question()
+    await call.close()
+    await asyncio.sleep(LONG)
+    return client, received, question
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["here", "there"])
+async def test_a_quiet_call_can_be_resumed_until_it_is_answered(make: Make, where: int) -> None:
+    workers = make(**SHORT)
+    client, received, question = await quiet_call(workers)
+    there = client.on(workers[where].asgi())
+    rest = await there.get(received)
+    assert [what(await rest.message()) for _ in range(3)] == [1, 2, ASK]
+    await asyncio.sleep(LONG)
+    assert (await there.post(accept(question, "yes"))).status == 202
+    assert await told(rest) == [3, 4, 5, "answer"]
+    assert all(event.data for event in rest.events)  # nothing else is sent as an event
+    assert await told(await there.get(received)) == [1, 2, ASK, 3, 4, 5, "answer"]
+    await asyncio.sleep(LONG)
+    assert (await there.get(received)).status == 400  # what is answered expires
+    await client.leave()
+
+
+async def test_a_quiet_call_of_a_dead_worker_is_answered_with_an_error(make: Make) -> None:
+    workers = make(**SHORT)
+    for server in workers:
+        await server.start()
+        server.engine.fleet._unsure_until = -math.inf  # it has joined long ago
+    client, received, _ = await quiet_call(workers)
+    await die(workers[0])
+    rest = await client.on(workers[1].asgi()).get(received)
+    assert [what(await rest.message()) for _ in range(3)] == [1, 2, ASK]
+    answer = await rest.message()
+    assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+    await client.leave()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["answered", "dead"])
+async def test_a_quiet_call_of_http_sse_at_another_worker_is_answered(
+    make: Make, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 0.1)
+    workers = make(**SHORT)
+    for server in workers:
+        await server.start()
+        server.engine.fleet._unsure_until = -math.inf
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers)
+    stream, post = await open_sse(here)
+    assert (await post(there, called("hang", 5))).status == 202
+    await asyncio.sleep(LONG)
+    if dies:
+        await die(workers[1])
+        answer = await stream.message()
+        assert (answer["id"], answer["error"]["code"]) == (5, -32603)
+    else:
+        assert (await post(there, message("ping", id=6))).status == 202
+        assert await stream.message() == {"jsonrpc": "2.0", "id": 6, "result": {}}
+    for peer in (here, there):
+        await peer.leave()

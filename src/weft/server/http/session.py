@@ -85,7 +85,7 @@ class SessionReply(HttpReply):
         self._streams = sessions.streams
         self._requests = requests  # ids of the requests that are answered here
         self._polling = polling  # whether the client reconnects if the server closes a stream early
-        self.last_event: str | None = None  # id of the last event that was stored
+        self._last_event: str | None = None  # id of the last event that was stored
         self._stream = ""  # name of the stream; empty before the stream begins, and without a session
         self._answered = False
         self._unstored: list[_UnstoredEvent] = []  # oldest first
@@ -106,23 +106,27 @@ class SessionReply(HttpReply):
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer, and end the response. On a stream, also store the answer: the client may reconnect."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
-                await self._write(body, last=True)
-            elif not self.finished:
-                await self._answer_json(status, body)
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
+                    await self._write(body, last=True)
+                elif not self.finished:
+                    await self._answer_json(status, body)
+        finally:
+            self._conclude()
 
     async def give_up(self) -> None:
         """End the response without an answer, because the call was cancelled."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream:
-                await self._write(b"", last=True)
-            elif not self.finished:
-                await self.accept()
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream:
+                    await self._write(b"", last=True)
+                elif not self.finished:
+                    await self.accept()
+        finally:
+            self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Close the stream before the answer. The client reconnects after `retry_seconds` to read the rest.
@@ -232,7 +236,7 @@ class SessionReply(HttpReply):
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 self._sessions.log_failure("Keeping the stream of a call in the Backend", error)
             else:
-                return self.last_event
+                return self._last_event
         self._is_failing = True
         if len(self._unstored) > self.limits.replay_events:
             del self._unstored[0]
@@ -245,8 +249,8 @@ class SessionReply(HttpReply):
             try:
                 stored = None
                 if is_repeated:
-                    stored = await self._streams.find_after(session.id, self._stream, self.last_event, event.message)
-                self.last_event = stored or await self._streams.append(
+                    stored = await self._streams.find_after(session.id, self._stream, self._last_event, event.message)
+                self._last_event = stored or await self._streams.append(
                     session.id,
                     self._stream,
                     event.message,

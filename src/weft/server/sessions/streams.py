@@ -6,6 +6,9 @@ stream, so that only that stream is replayed. This module neither interprets mes
 
 Each entry of the log names the requests that wait for an answer on the stream. If the worker that serves a request
 dies, the reader of the stream writes an error in its place, so that the client does not wait forever.
+
+The log of a stream expires. As long as a request waits for its answer, the worker that serves it writes notes, which
+are not sent, to keep the log: the client can resume the stream at any worker, however long the call is quiet.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from weft.backends.memory import ExpiringKeys
 from weft.errors import InternalError
 from weft.jsonrpc import encode_error
 from weft.limits import Limits
+from weft.net.logs import Seldom
 from weft.server.runtime.fleet import LEASE_SECONDS, Fleet, is_worker_id
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.sessions")
+_seldom = Seldom(log)
 
 STANDALONE = "0"  # the stream that belongs to no request
 
@@ -47,6 +52,7 @@ _DIED = (
 )
 _NO_READER = b""  # instead of the position of a reader, after it has ended
 _PAGE = 16  # entries that are read from the log at once
+_RENEWALS = 3  # how often the log of a quiet stream is renewed within `replay_seconds`
 _LONGEST_PAUSE = 0.5  # longest pause, in seconds, between two looks at how far a reader at another worker is
 
 
@@ -58,7 +64,8 @@ class _Head(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     that the worker has begun to serve the requests in `waiting`. An entry with a `worker` and data is the answer to the
     first of them. An entry that `is_cancelled` stands for the answer to a request that was cancelled, and has no data.
 
-    An entry that `is_note` is not an event, and is not sent.
+    An entry that `is_note` is not an event, and is not sent. It keeps the log from expiring, or replaces events that
+    were dropped.
     """
 
     is_last: bool = False  # whether the stream ends with this event
@@ -134,6 +141,20 @@ class _StoredStream:
 
 
 @dataclass(slots=True)
+class _OpenStream:
+    """A stream that this process writes: requests are answered on it, and its last event is not written yet."""
+
+    session: str
+    waiting: list[RequestId]  # the requests
+    written: float = math.inf  # when an entry was last stored; before the first one: infinite
+
+    @property
+    def note(self) -> _Head:
+        """The head of an entry that is not an event."""
+        return _Head(waiting=self.waiting, is_note=True)
+
+
+@dataclass(slots=True)
 class _ServedRequests:
     """The requests that are answered on a stream, as far as the reader of the stream knows, with their workers."""
 
@@ -199,7 +220,10 @@ class Streams:
         self._expiring = ExpiringKeys(time.monotonic, self._discount)  # the keys expire as in the Backend's log
         self._bus_failed = False  # the last event could not be announced on the bus, and this was logged
         self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
-        self._open: dict[str, Sequence[RequestId]] = {}  # by key: requests whose streams this process writes
+        self._open: dict[str, _OpenStream] = {}  # by key
+        self._renewal_seconds = max(limits.replay_seconds / _RENEWALS, 0.05)
+        self._renewing_in: asyncio.AbstractEventLoop | None = None  # the event loop that has a timer for renewals
+        self._renewing: asyncio.Task[None] | None = None  # renews them
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
         self._keep_alive = limits.keep_alive_seconds
 
@@ -237,22 +261,48 @@ class Streams:
         return event_id(stream, number)
 
     def open(self, session: str, stream: str, waiting: Sequence[RequestId]) -> None:
-        """Note that this process answers requests on a stream. This ends with the last event, or with `close`."""
-        self._open[_key(session, stream)] = waiting
+        """Keep the log of a stream on which requests are answered, until the last event or `close`."""
+        self._open[_key(session, stream)] = _OpenStream(session, list(waiting))
+        loop = asyncio.get_running_loop()
+        if self._renewing_in is not loop and 0 < self._limits.replay_seconds < math.inf:
+            self._renewing_in, self._renewing = loop, None
+            loop.call_later(self._renewal_seconds, self._renew_soon)
 
     def close(self, session: str, stream: str) -> None:
-        """Note that nothing more is written to a stream, although its last event could not be stored."""
+        """Keep the log of a stream no longer, although its last event could not be stored."""
         self._open.pop(_key(session, stream), None)
+
+    def _renew_soon(self) -> None:
+        """Renew the logs of quiet open streams in a task. If no stream is open, stop until one is opened."""
+        if not self._open:
+            self._renewing_in = None
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._renewal_seconds, self._renew_soon)
+        if self._renewing is None or self._renewing.done():  # else the Backend is slow
+            self._renewing = loop.create_task(self._renew(), name="weft-streams")
+
+    async def _renew(self) -> None:
+        """Write a note to each open stream that is quiet, so that its log does not expire."""
+        quiet_since = time.monotonic() - self._renewal_seconds
+        quiet = [(key, stream) for key, stream in self._open.items() if stream.written <= quiet_since]
+        notes = [self._store(stream.session, key, stream.note) for key, stream in quiet]
+        for result in await asyncio.gather(*notes, return_exceptions=True):
+            if isinstance(result, Exception):
+                _seldom.warning("The log of a stream was not renewed: %s", result)
 
     async def _store(self, session: str, key: str, head: _Head, data: bytes = b"", *, drops: bool = False) -> int:
         """Write an entry to the log of a stream, and return its number. `drops`: whether all others are dropped."""
         entry = b"%b\n%b" % (_encode_head(head), data)
         most = self._account(session, key, len(entry), is_note=head.is_note, drops=drops)
         try:
-            return await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
+            number = await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
         except BaseException:
             self._take_back(key)
             raise
+        if (opened := self._open.get(key)) is not None:
+            opened.written = time.monotonic()
+        return number
 
     async def room(self, session: str, stream: str) -> None:
         """Wait until the reader of a stream has read enough events. Otherwise unread events could be dropped."""
@@ -424,7 +474,8 @@ class Streams:
 
         A note replaces them. So the log, which knows that it has dropped entries, tells readers of the gap.
         """
-        note = _Head(waiting=list(self._open.get(key, ())), is_note=True)
+        opened = self._open.get(key)
+        note = _Head(is_note=True) if opened is None else opened.note
         await self._store(kept.session, key, note, drops=True)
 
     def _account(self, session: str, key: str, size: int, *, is_note: bool, drops: bool) -> int:
