@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.backends import YieldingBackend
+from support.fleets import die
 from support.processes import Process
 from support.raw_sessions import FORM, AppPeer, Reply, SocketPeer, accept, called, eventually, message, open_sse
 from support.redis_servers import RedisServer, redis_server
@@ -63,15 +64,6 @@ def make_worker(backend: Any, name: str = "fleet", **options: Any) -> Server:
         await asyncio.sleep(60)
 
     return server
-
-
-async def die(server: Server) -> None:
-    """End a worker as a kill does: it says nothing, and its lease expires."""
-    one = server.engine.fleet
-    one._renewing.cancel()
-    while one._leave_bus:
-        await one._leave_bus.pop()()
-    await one._backend.store.delete(f"worker/{one.worker}")
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ class SessionReply(HttpReply):
         self._streams = sessions.streams
         self._requests = requests  # ids of the requests that are answered here
         self._polling = polling  # whether the client reconnects if the server closes a stream early
-        self.last_event: str | None = None  # id of the last event that was stored
+        self._last_event: str | None = None  # id of the last event that was stored
         self._stream = ""  # name of the stream; empty before the stream begins, and without a session
         self._answered = False
         self._unstored: list[_UnstoredEvent] = []  # oldest first
@@ -107,23 +107,27 @@ class SessionReply(HttpReply):
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer, and end the response. On a stream, also store the answer: the client may reconnect."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
-                await self._write(body, last=True)
-            elif not self.finished:
-                await self._answer_json(status, body)
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
+                    await self._write(body, last=True)
+                elif not self.finished:
+                    await self._answer_json(status, body)
+        finally:
+            self._conclude()
 
     async def give_up(self) -> None:
         """End the response without an answer, because the call was cancelled."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream:
-                await self._write(b"", last=True)
-            elif not self.finished:
-                await self.accept()
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream:
+                    await self._write(b"", last=True)
+                elif not self.finished:
+                    await self.accept()
+        finally:
+            self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Close the stream before the answer. The client reconnects after `retry_seconds` to read the rest.
@@ -184,6 +188,7 @@ class SessionReply(HttpReply):
 
     def _end_reader(self, session: Session) -> None:
         """End the response that sends the rest of the stream: the last event is not stored, so it would never end."""
+        self._streams.close(session.id, self._stream)
         if (reader := session.resumed.pop(self._stream, None)) is not None:
             reader.end()
 
@@ -232,7 +237,7 @@ class SessionReply(HttpReply):
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 self._sessions.log_failure("The stream of a call could not be stored in the backend", error)
             else:
-                return self.last_event
+                return self._last_event
         self._is_failing = True
         if len(self._unstored) > self.limits.replay_events:
             del self._unstored[0]
@@ -245,8 +250,8 @@ class SessionReply(HttpReply):
             try:
                 stored = None
                 if is_repeated:
-                    stored = await self._streams.find_after(session.id, self._stream, self.last_event, event.message)
-                self.last_event = stored or await self._streams.append(
+                    stored = await self._streams.find_after(session.id, self._stream, self._last_event, event.message)
+                self._last_event = stored or await self._streams.append(
                     session.id,
                     self._stream,
                     event.message,
@@ -288,6 +293,7 @@ class SessionReply(HttpReply):
         """
         self._stream = session.name_stream()
         session.open_streams[self._stream] = self
+        self._streams.open(session.id, self._stream, self._requests)
         if self._polling:
             stored = await self._store(session, b"")
             if not self.finished:
