@@ -269,6 +269,32 @@ async def test_a_change_right_after_a_subscription_at_another_worker_is_told(
     await client.leave()
 
 
+async def test_a_change_right_after_a_subscription_is_told_if_topics_have_no_common_order(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster of Redis, topics can be on different nodes, of which one is slower."""
+    workers = make()
+    client, bus = await opened(workers[0]), memory_of(workers).bus
+    stream = await client.on(workers[1].asgi()).get()
+    workers[1].notify_tools_changed()
+    await stream.message()
+    await asyncio.sleep(0.05)
+    publish, slow, loop = bus.publish, [], asyncio.get_running_loop()
+
+    async def publish_late(topic: str, sent: bytes) -> int:
+        slow.append(topic)
+        if topic != slow[0]:
+            return await publish(topic, sent)
+        loop.call_later(0.1, lambda: [hear(sent) for hear in bus._topics[topic].values()])
+        return 1
+
+    monkeypatch.setattr(bus, "publish", publish_late)
+    await (await client.post(message("resources/subscribe", {"uri": "a://1"}, 1))).result()
+    workers[0].notify_resource_updated("a://1")
+    assert (await stream.message(5))["method"] == "notifications/resources/updated"
+    await client.leave()
+
+
 async def test_a_change_that_could_not_be_handed_over_is_tried_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

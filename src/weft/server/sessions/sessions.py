@@ -40,7 +40,7 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 log = logging.getLogger("weft.sessions")
 
-_TOPIC = "sessions"  # of the Backend's bus
+_SUBJECT = "sessions"  # of messages to all workers
 _KEEPING = "Keeping sessions in the Backend"
 _AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that another worker sends now
 MOST_PASSED_ON = 200  # responses of clients that wait to be passed to other workers
@@ -68,7 +68,7 @@ class Sessions:
         self._fleet = runtime.fleet
         sets = None if self._fleet.is_alone else runtime.backend.sets
         self.records = Records(runtime.backend.store, runtime.limits, sets)
-        self._fleet.hear(_TOPIC, self._receive, self._mark_stale)
+        self._fleet.hear(_SUBJECT, self._receive, self._mark_stale)
         self._fleet.hear_direct(self._receive)
         self._unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake; oldest first
         self._used: OrderedDict[str, Session] = OrderedDict()  # with a later request; least recently used first
@@ -217,9 +217,9 @@ class Sessions:
     async def _publish_record(self, session: Session, record: Record) -> None:
         """Tell the other workers of a change of a session's record.
 
-        They get the record itself, so that they know it before the changes that are published later. Otherwise they
-        would not collect a change of a resource to which the client has just subscribed. But a large record is not
-        sent: a client could have it sent very often.
+        They get the record itself, so that they know it before the changes that are published later (see
+        `Fleet.publish`). Otherwise they would not collect a change of a resource to which the client has just
+        subscribed. But a large record is not sent: a client could have it sent very often.
         """
         if len(msgspec.json.encode(record)) <= _MOST_PUBLISHED:
             await self._publish(session, record=record)
@@ -424,7 +424,7 @@ class Sessions:
     async def _publish(self, session: Session, frame: Frame | None = None, **fields: Any) -> None:
         """Send a message about a session to the other workers. `fields` are fields of the message."""
         if not self._fleet.is_alone:
-            await self._fleet.publish(_TOPIC, _encode_message(_WorkerMessage(session.id, frame, **fields)))
+            await self._fleet.publish(_SUBJECT, _encode_message(_WorkerMessage(session.id, frame, **fields)))
 
     def _receive(self, message: bytes) -> None:
         """Handle a message from another worker about a session."""
