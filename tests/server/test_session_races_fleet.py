@@ -339,6 +339,62 @@ async def test_a_stream_is_told_everything_if_the_worker_that_collected_changes_
     await client.leave()
 
 
+@pytest.mark.parametrize("how", ["late", "lost"])
+async def test_a_stream_that_has_come_back_hears_changes_if_its_worker_is_told_late_that_it_was_away(
+    make: Make, how: str
+) -> None:
+    workers = make()
+    here = await opened(workers[0])
+    there = here.on(workers[1].asgi())
+    stream = await here.get()
+    workers[0].notify_tools_changed()
+    last = (await stream.next()).id
+    hear_again = mute(workers[0])
+    await stream.close()
+    for client in (there, here):
+        stream = await client.get(last)
+        await stream.first()
+        if client is there:
+            await stream.close()
+            await eventually(lambda: local(workers[1], there).wake is None)
+    hear_again(is_late=how == "late")
+    everything = {f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")}
+    async with asyncio.timeout(5):
+        while everything:  # what was missed is not known
+            everything.discard((await stream.message())["method"])
+    await asyncio.sleep(0.1)
+    stream._buffer = b""
+    for worker in workers:
+        worker.notify_prompts_changed()
+        assert (await stream.message(5))["method"] == "notifications/prompts/list_changed"
+    assert local(workers[1], there).inbox is None
+    assert not stream.ended
+    await here.leave()
+
+
+def mute(server: Server) -> Callable[..., None]:
+    """Keep the messages of other workers from a worker. The returned function passes them on, or loses them."""
+    fleet, bus = server.engine.fleet, memory_of([server]).bus
+    held: list[Callable[[], None]] = []
+    hears = {
+        (topic, mark): hear
+        for topic, listeners in bus._topics.items()
+        for mark, hear in listeners.items()
+        if getattr(hear, "__self__", None) is fleet
+    }
+    assert len(hears) == 2
+    for (topic, mark), hear in hears.items():
+        bus._topics[topic][mark] = lambda sent, hear=hear: held.append(lambda: hear(sent))
+
+    def hear_again(*, is_late: bool) -> None:
+        for (topic, mark), hear in hears.items():
+            bus._topics[topic][mark] = hear
+        for pass_on in held if is_late else [fleet._on_gap]:
+            pass_on()
+
+    return hear_again
+
+
 async def test_a_released_session_does_not_live_longer(make: Make) -> None:
     workers = make()
     client = await listened(workers[0])

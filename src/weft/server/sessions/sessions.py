@@ -247,10 +247,16 @@ class Sessions:
 
         It must end if another worker has taken it over, or if the session does not exist any more.
         """
-        if await self.records.hold_stream(session):
-            return True
-        await self.exists(session)
-        return False
+        if not await self.records.hold_stream(session):
+            await self.exists(session)
+            return False
+        if session.inbox is None:
+            # The client has opened the stream at another worker, and here again. The record of that worker has arrived
+            # only now, and `_apply` has closed the inbox.
+            await self.collect_changes(session)
+            if session.inbox is not None:
+                session.inbox.put_all()
+        return True
 
     async def collect_changes(self, session: Session) -> None:
         """Collect changes for the standalone stream of a session at this worker, which has just opened the stream.
