@@ -135,7 +135,7 @@ async def test_a_released_live_part_does_not_remove_its_successor(make: Make) ->
     assert new is not old
     await sessions._release(old)
     assert local(workers[0], client) is new
-    assert sessions._per_peer[new.peer] == {new.id: new}
+    assert sessions._fetched.per_peer == {new.peer: {new.id: new}}
     await client.leave()
 
 
@@ -156,28 +156,10 @@ async def test_a_first_use_that_could_not_renew_the_record_is_tried_again(make: 
 # Limits.
 
 
-async def test_a_worker_without_room_releases_a_session_and_does_not_end_it(make: Make) -> None:
-    workers = make(sessions=1)
-    first = await opened(workers[0], address="10.0.0.1")
-    there = first.on(workers[1].asgi())
-    call = await there.post(called("hang", 7, progress="p"))
-    await call.message()
-    second = await opened(workers[0], address="10.0.0.2")
-    assert len(workers[0].engine.sessions) == 1
-    await asyncio.sleep(0.05)
-    assert not call.ended
-    assert await ping(there) == 200
-    assert await ping(second) == 200
-    assert (await there.delete()).status == 204
-    for client in (first, second):
-        await client.leave()
-
-
+@pytest.mark.parametrize("limit", ["sessions", "sessions_per_peer"])
 @pytest.mark.parametrize("ready", [False, True])
-async def test_a_session_that_another_worker_uses_does_not_make_room_for_one_of_its_peer(
-    make: Make, ready: bool
-) -> None:
-    workers = make(sessions_per_peer=1)
+async def test_a_session_that_another_worker_uses_does_not_make_room(make: Make, ready: bool, limit: str) -> None:
+    workers = make(**{limit: 1})
     first = AppPeer(workers[0].asgi())
     await first.open(ready=ready)
     there = first.on(workers[1].asgi())
@@ -201,9 +183,11 @@ async def test_a_session_of_http_sse_does_not_end_where_only_its_messages_arrive
     stream, post = await open_sse(here)
     assert (await post(there, message("ping", id=6))).status == 202
     assert (await stream.message())["id"] == 6
-    other = AppPeer(workers[1].asgi())
+    other = await opened(workers[1])  # it is the first that this worker has opened
     with pytest.raises(AssertionError, match="as many sessions as it allows"):
-        await other.open()
+        await opened(workers[0])
+    assert (await post(there, message("ping", id=7))).status == 202
+    assert (await stream.message())["id"] == 7
     for peer in (here, there, other):
         await peer.leave()
 
@@ -211,9 +195,9 @@ async def test_a_session_of_http_sse_does_not_end_where_only_its_messages_arrive
 # Changes.
 
 
-async def listened(server: Server) -> AppPeer:
+async def listened(server: Server, opener: Server | None = None) -> AppPeer:
     """A client that has had a stream, and has lost it."""
-    client = await opened(server)
+    client = (await opened(opener or server)).on(server.asgi())
     stream = await client.get()
     await stream.first()
     await stream.close()
@@ -324,7 +308,7 @@ async def test_a_stream_is_told_everything_if_the_worker_that_collected_changes_
     make: Make, where: int, is_used: bool
 ) -> None:
     workers = make()
-    client = await listened(workers[0])
+    client = await listened(workers[0], opener=workers[1])
     await workers[0].engine.sessions._end_if_over(local(workers[0], client))
     assert len(workers[0].engine.sessions) == 0
     if is_used:
@@ -397,7 +381,7 @@ def mute(server: Server) -> Callable[..., None]:
 
 async def test_a_released_session_does_not_live_longer(make: Make) -> None:
     workers = make()
-    client = await listened(workers[0])
+    client = await listened(workers[0], opener=workers[1])
     until, key = memory_of(workers).store._expiring._until, f"races:session/{client.session}"
     before = until[key]
     await asyncio.sleep(0.02)
