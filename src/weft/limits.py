@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     log_messages_per_second: int = 1000
 
     # Sessions of clients that begin with a handshake.
-    sessions: int = 10_000  # if there are more, the session that was idle longest ends
+    sessions: int = 10_000  # that a process has opened; if there are more, the one that was idle longest ends
     sessions_per_peer: int = 100  # sessions of one principal or address
     introduction_bytes: int = 64 * 1024  # name and capabilities of a client, stored with its session
     session_unused_seconds: float = 60.0  # until a session ends if no request has followed its handshake

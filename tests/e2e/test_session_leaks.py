@@ -75,7 +75,7 @@ async def count() -> dict[str, int]:
     backend, sessions = server.backend, server.engine.sessions
     return {
         "sessions": len(sessions),
-        "by peer": len(sessions._per_peer),
+        "by peer": len(sessions._opened.per_peer),
         "under way": len(sessions._background) + server.engine.in_flight - 1,
         "tasks": len(asyncio.all_tasks()),
         "values": len(backend.store._values),

@@ -736,8 +736,9 @@ async def test_the_standalone_stream_of_a_killed_worker_can_be_opened_elsewhere_
 
 async def listened(workers: list[Server]) -> tuple[AppPeer, str]:
     """A client that has lost its stream at the first worker, and the id of the last event that it got."""
-    client = AppPeer(workers[0].asgi())
-    await client.open()
+    opener = AppPeer(workers[2].asgi())
+    await opener.open()
+    client = opener.on(workers[0].asgi())
     await (await client.post(message("resources/subscribe", {"uri": "a://1"}, 1))).result()
     stream = await client.get()
     workers[0].notify_tools_changed()

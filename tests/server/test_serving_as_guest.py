@@ -180,13 +180,13 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
     server = Server("s", lifespan=lifespan, limits=QUICK)
     server.add_tool(lambda: "x", name="x")
     async with served(server, capsys) as (url, _), Client(url, eras=["session"]) as client:
-        session = next(iter(server.engine.sessions._used))
+        session = next(iter(server.engine.sessions._opened.used))
         async with client.listen(tools=True) as changes:
             async with served(server, capsys) as (other, _), Client(other) as somebody:
                 await somebody.list_tools()
             server.notify_tools_changed()
             assert await asyncio.wait_for(anext(aiter(changes)), 30) == ToolsChanged()
-        assert list(server.engine.sessions._used) == [session]
+        assert list(server.engine.sessions._opened.used) == [session]
         assert told == ["up"]
     assert told == ["up", "down"]
     assert server.engine.serving == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.backends import YieldingBackend
-from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
+from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message, open_sse
 from weft import Context, Limits, Server
 from weft.server.runtime import fleet
 from weft.server.sessions import session as session_module
@@ -185,6 +185,165 @@ async def test_live_parts_of_one_peer_are_released_at_another_worker_and_no_sess
     assert [await ping(client) for client in clients] == [200] * 4
     for client in clients:
         await client.leave()
+
+
+# How many sessions.
+
+
+async def open_from(app: Any, number: int, **options: Any) -> AppPeer:
+    """A client with an address of its own."""
+    client = AppPeer(app, address=f"10.0.{number // 250}.{number % 250 + 1}")
+    await client.open(**options)
+    return client
+
+
+@pytest.mark.security("D8", "R12")
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("addresses", [11, 200])
+async def test_a_client_with_many_addresses_leaves_no_more_records_than_there_may_be_sessions(
+    make: Make, addresses: int, ready: bool
+) -> None:
+    workers = make(*[{"sessions": 10, "sessions_per_peer": 2}] * 2)
+    await workers[1].start()
+    app, store = workers[0].asgi(), memory_of(workers).store
+    for number in range(200):
+        client = await open_from(app, number % addresses, ready=ready)
+        assert len(records(workers)) <= 11  # one is being deleted
+    await eventually(lambda: not workers[0].engine.sessions._background)
+    assert len(records(workers)) == len(workers[0].engine.sessions) == 10
+    peers = Counter(json.loads(store._values[key])[4] for key in records(workers))
+    assert max(peers.values()) <= 2
+    assert await ping(client) == 200
+
+
+@pytest.mark.security("D8", "R12")
+@pytest.mark.parametrize(("addresses", "most"), [(1, 3), (12, 5)])
+async def test_a_worker_that_has_only_sessions_in_use_refuses_those_that_others_have_opened(
+    make: Make, addresses: int, most: int
+) -> None:
+    workers = make({}, {"sessions": 5, "sessions_per_peer": 3})
+    app, other = (server.asgi() for server in workers)
+    clients = [await open_from(app, number % addresses) for number in range(12)]
+    there = [client.on(other) for client in clients]
+    streams = [await client.get() for client in there]
+    assert [stream.status for stream in streams] == [200] * most + [503] * (12 - most)
+    assert [await ping(client) for client in there] == [200] * most + [503] * (12 - most)
+    assert (await there[-1].delete()).status == 503
+    assert len(workers[1].engine.sessions) == most
+    assert [await ping(client) for client in clients] == [200] * 12
+    await streams[0].close()
+    await eventually(lambda: not local(workers[1], there[0]).in_use)
+    assert await ping(there[-1]) == 200
+    assert len(workers[1].engine.sessions) == most
+    assert not any(stream.ended for stream in streams[1:most])
+    await clients[-1].open()  # a handshake is not refused: this worker has opened no session yet
+    for client in clients:
+        await client.leave()
+
+
+async def test_a_message_of_http_sse_is_refused_where_there_is_no_room_for_its_session(make: Make) -> None:
+    workers = make({}, {"sessions": 1})
+    here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers)
+    busy = (await opened(workers[0])).on(workers[1].asgi())
+    await (await busy.get()).first()
+    stream, post = await open_sse(here)
+    assert (await post(there, message("ping", id=6))).status == 503
+    await busy.leave()
+    assert (await post(there, message("ping", id=7))).status == 202
+    assert (await stream.message())["id"] == 7
+    await here.leave()
+    await there.leave()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+async def test_a_worker_counts_a_session_that_it_has_opened_as_long_as_another_worker_uses_it(
+    make: Make, ready: bool
+) -> None:
+    workers = make(*[{"sessions": 2}] * 2)
+    first, second = [await opened(workers[0], ready=ready) for _ in range(2)]
+    there, sessions = first.on(workers[1].asgi()), workers[0].engine.sessions
+    assert await ping(there) == 200
+    await sessions._end_if_over(local(workers[0], first))  # it was idle here for too long
+    assert len(sessions) == 2
+    third = await opened(workers[0])
+    assert len(records(workers)) == 2
+    assert [await ping(client) for client in (there, second, third)] == [200, 404, 200]
+    await memory_of(workers).store.delete(f"attacked:session/{first.session}")  # as if it had expired
+    await sessions._end_if_over(local(workers[0], first))
+    assert len(sessions) == 1
+    for client in (first, second, third):
+        await client.leave()
+
+
+async def test_a_session_that_ends_at_another_worker_makes_room(make: Make) -> None:
+    workers = make(*[{"sessions": 1}] * 2)
+    here, there = await both(workers)
+    stream = await here.get()
+    assert (await there.delete()).status == 204
+    await stream.body(5)
+    await opened(workers[0])
+    await here.leave()
+
+
+async def test_a_handshake_looks_at_a_few_sessions_and_the_next_one_at_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = session_table.MOST_LOOKS
+    workers = make({"sessions": 2 * most}, {})
+    clients = [await opened(workers[0]) for _ in range(2 * most)]
+    idle = clients[most + 3]
+    for client in clients:
+        if client is not idle:
+            assert await ping(client.on(workers[1].asgi())) == 200
+    sets, looks = memory_of(workers).sets, []
+    names = sets.names
+
+    async def note(key: str) -> Any:
+        looks.append(key)
+        return await names(key)
+
+    monkeypatch.setattr(sets, "names", note)
+    with pytest.raises(AssertionError, match="as many sessions as it allows"):
+        await opened(workers[0])
+    assert looks == [f"attacked:users/{client.session}" for client in clients[:most]]
+    await opened(workers[0])
+    assert looks[most:] == [f"attacked:users/{client.session}" for client in clients[most : most + 4]]
+    assert [await ping(client) for client in clients] == [404 if client is idle else 200 for client in clients]
+    for client in clients:
+        await client.leave()
+
+
+async def test_handshakes_at_the_same_time_find_room_for_each_of_them(make: Make) -> None:
+    most = 2 * session_table.MOST_LOOKS
+    workers = make({"sessions": most}, {})
+    old = [await opened(workers[0]) for _ in range(most)]
+    new = [AppPeer(workers[0].asgi()) for _ in range(most)]
+    await asyncio.gather(*[client.open() for client in new])
+    await eventually(lambda: not workers[0].engine.sessions._background)
+    assert len(records(workers)) == len(workers[0].engine.sessions) == most
+    assert {await ping(client) for client in old} == {404}
+    assert {await ping(client) for client in new} == {200}
+
+
+async def test_a_session_that_is_used_while_its_marks_are_read_does_not_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make({"sessions": 2}, {})
+    first, second = [await opened(workers[0]) for _ in range(2)]
+    sets = memory_of(workers).sets
+    names, looks = sets.names, []
+
+    async def names_late(key: str) -> Any:
+        found = await names(key)
+        looks.append(key)
+        if len(looks) == 1:
+            assert await ping(first) == 200
+        return found
+
+    monkeypatch.setattr(sets, "names", names_late)
+    third = await opened(workers[0])
+    assert [key.partition("/")[2] for key in looks] == [first.session, second.session]
+    assert [await ping(client) for client in (first, second, third)] == [200, 404, 200]
 
 
 # Messages that are passed to other workers.

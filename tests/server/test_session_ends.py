@@ -53,7 +53,7 @@ def nothing_left(server: Any) -> bool:
     backend = server.backend
     return not (
         len(server.engine.sessions)
-        or server.engine.sessions._per_peer
+        or server.engine.sessions._opened.per_peer
         or server.engine.sessions._sweeping
         or backend.store._values
         or backend.log._logs
@@ -146,7 +146,7 @@ async def test_a_request_whose_session_ends_while_it_is_looked_up_is_not_served(
         return there
 
     monkeypatch.setattr(server.backend.store, "touch", slow_touch)
-    next(iter(server.engine.sessions._used.values())).renewed = float("-inf")
+    next(iter(server.engine.sessions._opened.used.values())).renewed = float("-inf")
     calling = asyncio.create_task(peer.post(called("hold", 1)))
     async with asyncio.timeout(30):
         await renewed.wait()

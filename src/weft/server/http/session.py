@@ -530,7 +530,7 @@ class SessionExchange:
         if not self.keeps_sessions:
             await self._serve_request(Sender(None, headers, caller), frame, reply, calls)
             return
-        session = await self.new_session(caller)
+        session = self.new_session(caller)
         try:
             envelope = self.era.open(frame, headers, self._runtime.offer, session.connection)
         except ProtocolError as error:
@@ -547,13 +547,13 @@ class SessionExchange:
                 await session.connection.close()
         await reply.answer(status, response)
 
-    async def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
+    def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
         """Return a new session for a caller. The id of the session begins with `prefix`.
 
         Raises `Refusal` if the limit of sessions is reached and all sessions are in use.
         """
         try:
-            await self._sessions.check_room(caller.peer)
+            self._sessions.check_room(caller.peer)
         except SessionsFull:
             raise _no_room() from None
         return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
@@ -738,11 +738,18 @@ class SessionExchange:
             )
         session = None
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):
-            session = await self._sessions.find(id, caller.principal)
+            session = await self.find_session(id, caller.principal)
         if session is None:
             _warn_of_sessions(is_shared=not self._runtime.backend.is_local)
             raise _no_session()
         return session
+
+    async def find_session(self, id: str, principal: str | None) -> Session | None:
+        """Return the session with this id and principal, or None. Raises `Refusal` if there is no room for it here."""
+        try:
+            return await self._sessions.find(id, principal)
+        except SessionsFull:
+            raise _no_room() from None
 
     def _reply(self, session: Session | None, reply: HttpReply, requests: Sequence[RequestId]) -> SessionReply:
         polling = session is not None and self.era.may_close_early(session.connection)

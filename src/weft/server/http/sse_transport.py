@@ -74,7 +74,7 @@ class SseExchange:
     async def open(self, scope: Scope, reply: HttpReply) -> None:
         """Serve a GET request: create a session and send its stream. When the stream ends, end the session."""
         caller = read_caller(scope)
-        session = await self._exchange.new_session(caller, prefix=SSE_PREFIX)
+        session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # the stream uses it
         await self._exchange.keep_session(session)
         unused = asyncio.get_running_loop().call_later(
@@ -121,7 +121,7 @@ class SseExchange:
         ids = parse_qs(query.decode("latin-1")).get("session_id", [])
         session = None
         if len(ids) == 1 and ids[0].startswith(SSE_PREFIX):
-            session = await self._sessions.find(ids[0], read_caller(scope).principal)
+            session = await self._exchange.find_session(ids[0], read_caller(scope).principal)
         if session is None:
             raise _unknown()
         return session

@@ -3,9 +3,10 @@
 All processes that serve the same server (by its name) with the same backend are a fleet. Each worker has a lease in the
 backend, which it renews. When the lease of a worker has expired, the worker is dead, and others take care of its work.
 
-Messages to all workers, and changes, may be lost while the connection to the backend is broken. Their receivers are
-told then that they may have missed some. A message to one worker is confirmed by that worker. Without a confirmation,
-the sender asks whether the message has arrived, and sends it again only if the receiver says no: it can be large.
+Messages to all workers, changes among them, have one topic: a worker gets those of another in the order in which they
+were sent. They may be lost while the connection to the backend is broken. Their receivers are told then that they may
+have missed some. A message to one worker is confirmed by that worker. Without a confirmation, the sender asks whether
+the message has arrived, and sends it again only if the receiver says no: it can be large.
 
 A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
 """
@@ -44,7 +45,8 @@ MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
 
-_CHANGES = "changes"  # topic for changes
+_ALL = "all"  # topic for messages to all workers
+_CHANGES = "changes"  # subject of messages about changes
 _WORKERS = "workers"  # set of the ids of all workers
 
 Receive: TypeAlias = Callable[[bytes], None]  # is called with a message of another worker; must not block
@@ -68,6 +70,7 @@ class _Message(msgspec.Struct, array_like=True):
     body: bytes | None  # None: about the message with this number
     # Without a body: the receiver has the message, is asked whether it has it, or does not have it.
     about: Literal["received", "question", "missing"] = "received"
+    subject: str = ""  # of a message to all workers: see `Fleet.hear`
 
 
 class _SentChanges(msgspec.Struct, array_like=True):
@@ -97,7 +100,8 @@ class Fleet:
         self.serves_http = False  # whether all workers need the same keys for `requestState`
         self._services = services
         self._backend: Backend = services.backend
-        self._topics: dict[str, tuple[Receive, Callable[[], None]]] = {}
+        self._subjects: dict[str, Receive] = {_CHANGES: self._receive_changes}  # receivers of messages to all workers
+        self._on_missed: list[Callable[[], None]] = []  # called when such messages may have been lost
         self._on_direct: Receive | None = None
         self._leave_bus: list[Unsubscribe] = []
         self._facts = WorkerFacts("", 0, None, [])  # of this worker, set when it joins
@@ -131,9 +135,7 @@ class Fleet:
             self._leave_bus.append(await self._backend.bus.subscribe(own, self._receive_direct))
             self._be_unsure()
             await self._register()
-            await self._subscribe(_CHANGES, self._receive_changes, self._on_gap)
-            for topic, (receive, missed) in self._topics.items():
-                await self._subscribe(topic, receive, missed)
+            self._leave_bus.append(await self._backend.bus.subscribe(_ALL, self._receive, self._on_gap))
         except BaseException:
             await self._leave()
             raise
@@ -222,6 +224,8 @@ class Fleet:
         self._services.changes.receive_all()
         self._be_unsure()
         self._in_background(self._renew_once())
+        for missed in self._on_missed:
+            missed()
 
     async def is_alive(self, worker: str) -> bool:
         """Return whether a worker renews its lease, or may have lost it because the backend has lost data or was away."""
@@ -267,25 +271,27 @@ class Fleet:
 
     # Messages to all workers.
 
-    def hear(self, topic: str, receive: Receive, missed: Callable[[], None]) -> None:
-        """Call `receive` with each message that another worker publishes. Call this before joining.
+    def hear(self, subject: str, receive: Receive, missed: Callable[[], None]) -> None:
+        """Call `receive` with each message that another worker publishes under a subject. Call this before joining.
 
         `missed` is called when messages may have been lost.
         """
-        self._topics[topic] = receive, missed
+        self._subjects[subject] = receive
+        self._on_missed.append(missed)
 
-    async def publish(self, topic: str, body: bytes) -> None:
-        """Send a message to all other workers. Does nothing if this worker is alone."""
+    async def publish(self, subject: str, body: bytes) -> None:
+        """Send a message to all other workers. Does nothing if this worker is alone.
+
+        They get all messages of this worker in the order in which it publishes them, also under different subjects.
+        """
         if not self.is_alone:
-            await self._backend.bus.publish(topic, _encode(_Message(self.worker, 0, body)))
+            await self._backend.bus.publish(_ALL, _encode(_Message(self.worker, 0, body, subject=subject)))
 
-    async def _subscribe(self, topic: str, receive: Receive, missed: Callable[[], None] | None = None) -> None:
-        def hear(encoded: bytes) -> None:
-            message = _read_message(encoded)
-            if message.sender != self.worker and message.body is not None:
-                receive(message.body)
-
-        self._leave_bus.append(await self._backend.bus.subscribe(topic, hear, missed))
+    def _receive(self, encoded: bytes) -> None:
+        message = _read_message(encoded)
+        receive = self._subjects.get(message.subject)
+        if message.sender != self.worker and message.body is not None and receive is not None:
+            receive(message.body)
 
     # Messages to one worker.
 

@@ -329,7 +329,7 @@ class Records:
         shortest = min(limits.session_unused_seconds, limits.session_idle_seconds)
         self._mark_seconds = 2 * limits.session_idle_seconds / OFTEN + shortest / SWEEPS
         # A record is not renewed with every use, so it has to last a little longer.
-        self._idle_seconds = limits.session_idle_seconds * (1 + 1 / OFTEN)
+        self.idle_seconds = limits.session_idle_seconds * (1 + 1 / OFTEN)
         self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each keep-alive comment
 
     async def add(self, id: str, record: Record) -> None:
@@ -344,12 +344,11 @@ class Records:
     async def renew(self, id: str, worker: str = "") -> bool:
         """Extend the lifetime of a record. Return False if the session does not exist any more.
 
-        Also mark the session as used by `worker`, for `other_users`.
+        Also mark the session as used by `worker`, for `other_users`. This comes first: a worker that sees no mark ends
+        the session, and then this method finds no record.
         """
-        if not await self._store.touch(_key(id), ttl=self._idle_seconds):
-            return False
         await self.mark(id, worker)
-        return True
+        return await self._store.touch(_key(id), ttl=self.idle_seconds)
 
     async def mark(self, id: str, worker: str) -> None:
         """Mark a session as used by a worker. Do nothing if there is only one worker."""
@@ -372,7 +371,7 @@ class Records:
             if stored is None:
                 return None
             merged = _merge(before, after, stored, self._limits)
-            if await self._store.swap(_key(id), data, _encode(merged), ttl=self._idle_seconds):
+            if await self._store.swap(_key(id), data, _encode(merged), ttl=self.idle_seconds):
                 return merged
             await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
         raise BackendUnavailable(f"A session was not saved: others have changed it {MOST_SWAPS} times meanwhile.")

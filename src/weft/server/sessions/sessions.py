@@ -6,19 +6,22 @@ that the client has not answered yet. If a worker gets a request of a session th
 reads the record, and creates a live part. The workers of the fleet tell each other of changed records, of ended
 sessions, and of messages of a client that are for another worker.
 
+The worker that has opened a session keeps its live part until the session ends. So the number of these live parts is
+the number of records for which the worker is responsible, and one limit holds for both. Live parts of sessions that
+other workers have opened have the same limit again, and are released to make room: their records stay.
+
 A session belongs to the principal that opened it: for other principals it does not exist.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -27,6 +30,7 @@ from msgspec import UNSET
 
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
+from weft.limits import Limits
 from weft.net.logs import Seldom
 from weft.server.calls.changes import ChangeInbox, encode_change
 from weft.server.calls.pending import ClientChannel
@@ -40,9 +44,10 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 log = logging.getLogger("weft.sessions")
 
-_TOPIC = "sessions"  # of the Backend's bus
+_SUBJECT = "sessions"  # of messages to all workers
 _KEEPING = "Sessions could not be renewed in the backend"
 _AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that another worker sends now
+MOST_LOOKS = 16  # sessions that a handshake looks at, to find one that no other worker uses
 MOST_PASSED_ON = 200  # responses of clients that wait to be passed to other workers
 MOST_PASSED_ON_PER_SESSION = 16  # the same, of one session
 _MOST_RELAYED = 1024  # bytes of a text in a notification that is passed to all workers
@@ -50,11 +55,64 @@ _MOST_PUBLISHED = 8192  # bytes of a record that is sent to all workers; of a la
 
 
 class SessionsFull(Exception):
-    """Raised if the limit of sessions is reached, and all sessions are in use."""
+    """Raised if a limit of sessions is reached, and no session can make room because all are in use."""
 
 
 class SessionGone(Exception):
     """Raised if a session that this process knows does not exist any more."""
+
+
+class LiveParts:
+    """Live parts of sessions, in the order in which they make room for others.
+
+    First those without a request since the handshake, oldest first. Then the others, least recently used first.
+    """
+
+    def __init__(self) -> None:
+        self.unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake
+        self.used: OrderedDict[str, Session] = OrderedDict()
+        self.per_peer: dict[str, OrderedDict[str, Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self.unused) + len(self.used)
+
+    def __iter__(self) -> Iterator[Session]:
+        return chain(self.unused.values(), self.used.values())
+
+    def __contains__(self, session: Session) -> bool:
+        return self.get(session.id) is session
+
+    def get(self, id: str) -> Session | None:
+        """Return the live part of the session with this id, or None."""
+        return self.used.get(id) or self.unused.get(id)
+
+    def add(self, session: Session, *, is_used: bool) -> None:
+        """Add a live part. `is_used` is False if the client has sent no request since the handshake."""
+        (self.used if is_used else self.unused)[session.id] = session
+        self.per_peer.setdefault(session.peer, OrderedDict())[session.id] = session
+
+    def mark_used(self, session: Session) -> None:
+        """Make a live part the last one in the order, because the session is used. Do nothing if it was removed."""
+        if session in self:
+            self.unused.pop(session.id, None)
+            self.used[session.id] = session
+            self.used.move_to_end(session.id)
+            self.per_peer[session.peer].move_to_end(session.id)
+
+    def remove(self, session: Session) -> None:
+        """Remove a live part. If there is a newer live part of the same session, it stays."""
+        if session in self:
+            for group in (self.unused, self.used, self.per_peer[session.peer]):
+                group.pop(session.id, None)
+            if not self.per_peer[session.peer]:
+                del self.per_peer[session.peer]
+
+    def superfluous(self, peer: str, limits: Limits) -> Iterable[Session] | None:
+        """Return the live parts of which one must make room for another one of `peer`; None if no limit is reached."""
+        mine = self.per_peer.get(peer, OrderedDict[str, Session]())
+        if len(mine) >= limits.sessions_per_peer:  # several clients may share one address
+            return sorted(mine.values(), key=lambda session: session.id not in self.unused)
+        return self if len(self) >= limits.sessions else None
 
 
 class Sessions:
@@ -68,11 +126,10 @@ class Sessions:
         self._fleet = runtime.fleet
         sets = None if self._fleet.is_alone else runtime.backend.sets
         self.records = Records(runtime.backend.store, runtime.limits, sets)
-        self._fleet.hear(_TOPIC, self._receive, self._mark_stale)
+        self._fleet.hear(_SUBJECT, self._receive, self._mark_stale)
         self._fleet.hear_direct(self._receive)
-        self._unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake; oldest first
-        self._used: OrderedDict[str, Session] = OrderedDict()  # with a later request; least recently used first
-        self._per_peer: dict[str, OrderedDict[str, Session]] = {}
+        self._opened = LiveParts()  # of sessions that this worker has opened; each stays until its session ends
+        self._fetched = LiveParts()  # of sessions that other workers have opened
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
@@ -80,7 +137,7 @@ class Sessions:
         self._seldom = Seldom(log)
 
     def __len__(self) -> int:
-        return len(self._unused) + len(self._used)
+        return len(self._opened) + len(self._fetched)
 
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
         """Return a new session for a handshake. The session is not stored: call `keep` after the handshake.
@@ -90,9 +147,13 @@ class Sessions:
         ask_key = "" if self._fleet.is_alone else secrets.token_hex(8)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer, ask_key)
 
-    async def check_room(self, peer: str) -> None:
-        """Raise `SessionsFull` if a limit of sessions is reached, and no session can make room for one of `peer`."""
-        await self._find_superfluous(peer)
+    def check_room(self, peer: str) -> None:
+        """Raise `SessionsFull` if `peer` can open no session, because a limit is reached and all sessions are in use.
+
+        Sessions that only other workers use are found by `keep`: that needs the Backend.
+        """
+        if (candidates := self._opened.superfluous(peer, self.limits)) is not None:
+            _idle(candidates)
 
     def _new(self, id: str, principal: str | None, peer: str, ask_key: str) -> Session:
         return Session(id, principal, peer, self._fleet.worker, self.streams, self.limits, ask_key)
@@ -100,17 +161,19 @@ class Sessions:
     async def keep(self, session: Session) -> None:
         """Store a new session, so that `find` finds it for the next request.
 
-        If a limit is reached, other sessions make room: see `_find_superfluous`. Raises `SessionsFull` if none can, and
+        If a limit is reached, another session ends: see `_make_room`. Raises `SessionsFull` if none can, and
         `SessionGone` if the session has ended before it was stored.
         """
         await self._make_room(session.peer)
-        self._add(session, self._unused)  # at once: other handshakes must not take the same room
+        self._opened.add(session, is_used=False)  # at once: other handshakes must not take the same room
+        self._begin_sweeps()
         has_stream = session.in_use > 0  # HTTP+SSE
         session.in_use += 1  # so that it does not make room for another one before it is stored
         try:
             session.record = session.to_record(version=1)
             session.connection.is_changed = False
             await self.records.add(session.id, session.record)
+            session.last_used = time.monotonic()  # now its time to live begins
             if has_stream:
                 await self.records.mark(session.id, session.worker)
         except BaseException:
@@ -124,18 +187,44 @@ class Sessions:
             raise SessionGone
 
     async def _make_room(self, peer: str) -> None:
-        """End or release sessions until `peer` can open a new one. Raises `SessionsFull` if that is not possible."""
-        while True:  # other handshakes may take the room while this one waits
-            of_peer, longest_idle = await self._find_superfluous(peer)
-            if of_peer is None and longest_idle is None:
-                return
-            if of_peer is not None:
-                self.end_soon(of_peer)
-            if longest_idle is not None:
-                (self.end_soon if self._fleet.is_alone else self._release_soon)(longest_idle)
+        """End sessions that this worker has opened, until `peer` can open a new one.
+
+        A session ends that no worker uses: the first one in the order of `LiveParts`. Other workers leave marks in the
+        Backend for those that they have used lately (`Records.renew`).
+
+        Raises `SessionsFull` if there is no such session among the first `MOST_LOOKS`. The next handshake looks at
+        others: those that other workers use are the last in the order now.
+        """
+        looks = 0
+        while (candidates := self._opened.superfluous(peer, self.limits)) is not None:
+            if looks == MOST_LOOKS:
+                raise SessionsFull
+            looks += 1
+            await self._end_idle(_idle(candidates))
+
+    async def _end_idle(self, session: Session) -> None:
+        """End a session that is idle here, unless another worker has used it lately."""
+        last_used = session.last_used
+        session.in_use += 1  # so that no other handshake looks at it meanwhile
+        try:
+            is_used = bool(await self.records.other_users(session.id, session.worker))
+        finally:
+            session.in_use -= 1
+        if is_used:
+            self._note_other_use(session)
+        elif _is_idle(session) and session.last_used == last_used:  # else it was used or has ended meanwhile
+            self.end_soon(session)
+
+    def _note_other_use(self, session: Session) -> None:
+        """Note that another worker uses a session that this worker has opened."""
+        session.last_used = time.monotonic()
+        self._opened.mark_used(session)
 
     async def find(self, id: str, principal: str | None) -> Session | None:
-        """Return the session with this id and principal, and mark it as used; None if there is no such session."""
+        """Return the session with this id and principal, and mark it as used; None if there is no such session.
+
+        Raises `SessionsFull` if another worker has opened it, and this worker has no room for its live part.
+        """
         if not self._fleet.is_alone:
             # Messages of other workers that are here are handled first. Others may still be on their way, even if they
             # were sent before the client sent this request: then this request is served with the older record.
@@ -155,10 +244,8 @@ class Sessions:
 
     async def _mark_used(self, session: Session) -> None:
         now = session.last_used = time.monotonic()
-        is_first = self._unused.pop(session.id, None) is not None
-        self._used[session.id] = session
-        self._used.move_to_end(session.id)
-        self._per_peer[session.peer].move_to_end(session.id)
+        is_first = session.id in self._opened.unused
+        (self._opened if session in self._opened else self._fetched).mark_used(session)
         if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
             await self._renew(session)
 
@@ -217,9 +304,9 @@ class Sessions:
     async def _publish_record(self, session: Session, record: Record) -> None:
         """Tell the other workers of a change of a session's record.
 
-        They get the record itself, so that they know it before the changes that are published later. Otherwise they
-        would not collect a change of a resource to which the client has just subscribed. But a large record is not
-        sent: a client could have it sent very often.
+        They get the record itself, so that they know it before the changes that are published later (see
+        `Fleet.publish`). Otherwise they would not collect a change of a resource to which the client has just
+        subscribed. But a large record is not sent: a client could have it sent very often.
         """
         if len(msgspec.json.encode(record)) <= _MOST_PUBLISHED:
             await self._publish(session, record=record)
@@ -247,10 +334,16 @@ class Sessions:
 
         It must end if another worker has taken it over, or if the session does not exist any more.
         """
-        if await self.records.hold_stream(session):
-            return True
-        await self.exists(session)
-        return False
+        if not await self.records.hold_stream(session):
+            await self.exists(session)
+            return False
+        if session.inbox is None:
+            # The client has opened the stream at another worker, and here again. The record of that worker has arrived
+            # only now, and `_apply` has closed the inbox.
+            await self.collect_changes(session)
+            if session.inbox is not None:
+                session.inbox.put_all()
+        return True
 
     async def collect_changes(self, session: Session) -> None:
         """Collect changes for the standalone stream of a session at this worker, which has just opened the stream.
@@ -424,7 +517,7 @@ class Sessions:
     async def _publish(self, session: Session, frame: Frame | None = None, **fields: Any) -> None:
         """Send a message about a session to the other workers. `fields` are fields of the message."""
         if not self._fleet.is_alone:
-            await self._fleet.publish(_TOPIC, _encode_message(_WorkerMessage(session.id, frame, **fields)))
+            await self._fleet.publish(_SUBJECT, _encode_message(_WorkerMessage(session.id, frame, **fields)))
 
     def _receive(self, message: bytes) -> None:
         """Handle a message from another worker about a session."""
@@ -451,8 +544,8 @@ class Sessions:
 
     def _receive_change(self, session: Session, sent: _WorkerMessage) -> None:
         """Handle the message that another worker has changed the record of a session."""
-        if self._unused.pop(session.id, None) is not None:
-            self._used[session.id] = session
+        if session in self._opened:
+            self._note_other_use(session)
         if sent.record is not None:
             self._apply(session, sent.record)
             if sent.is_replaced and not session.handed_over:  # the live part is newer than the collected changes
@@ -497,74 +590,25 @@ class Sessions:
                 session.untold = (*session.untold, change)  # the client is told when it has opened its stream again
                 raise
 
-    async def _find_superfluous(self, peer: str) -> tuple[Session | None, Session | None]:
-        """Return the sessions that must make room before `peer` can open a new session.
+    def _make_room_for_fetched(self, peer: str) -> None:
+        """Release live parts until there is room for one of a session of `peer` that another worker has opened.
 
-        The first one is a session of `peer` that ends at all workers; None if the limit of one peer is not reached.
-        Sessions without a request since the handshake end first, then the one that was idle longest. A session is
-        not idle if another worker has used it lately: workers leave marks in the Backend (`Records.renew`).
-
-        The second one is the session that was idle longest in this process; None if the limit of all sessions is not
-        reached. It ends if there is only one worker. Otherwise only its live part ends here, and the session exists in
-        the Backend until it was idle for too long at all workers.
-
-        Raises `SessionsFull` if a limit is reached, and all these sessions are in use.
+        No session ends: the records stay. Raises `SessionsFull` if all these live parts are in use.
         """
-        of_peer = longest_idle = None
-        mine = self._per_peer.get(peer)
-        if mine is not None and len(mine) >= self.limits.sessions_per_peer:
-            # Several clients may share one address. Sessions that were never used end first.
-            candidates = sorted(mine.values(), key=lambda session: session.id not in self._unused)
-            of_peer = await self._find_unused_elsewhere(candidates)
-        if len(self) - (of_peer is not None) >= self.limits.sessions:
-            longest_idle = _idle(session for session in self._all() if session is not of_peer)
-        return of_peer, longest_idle
-
-    async def _find_unused_elsewhere(self, candidates: Iterable[Session]) -> Session:
-        """Return the first session that is idle, here and at other workers. Raise `SessionsFull` if there is none."""
-        for session in candidates:
-            if not _is_idle(session) or await self.records.other_users(session.id, session.worker):
-                continue
-            # It may have been used, or ended, or released, while the marks were read.
-            if _is_idle(session) and self._local(session.id) is session:
-                return session
-        raise SessionsFull
-
-    def _release_superfluous(self, peer: str) -> None:
-        """Release idle live parts if a limit is reached, before a live part of another session of `peer` is created.
-
-        No session ends: other workers may use it. If no live part is idle, there is one more than the limit allows.
-        """
-        mine = self._per_peer.get(peer)
-        with contextlib.suppress(SessionsFull):
-            if mine is not None and len(mine) >= self.limits.sessions_per_peer:
-                self._release_soon(_idle(mine.values()))
-        with contextlib.suppress(SessionsFull):
-            if len(self) >= self.limits.sessions:
-                self._release_soon(_idle(self._used.values()))
+        while (candidates := self._fetched.superfluous(peer, self.limits)) is not None:
+            self._release_soon(_idle(candidates))
 
     def _release_soon(self, session: Session) -> None:
         """Forget the live part of a session now, and end it in the background. The record stays."""
         self._remove(session)
         self.in_background(self._release(session))
 
-    def _add(self, session: Session, group: OrderedDict[str, Session]) -> None:
-        group[session.id] = session
-        self._per_peer.setdefault(session.peer, OrderedDict())[session.id] = session
-        if self._sweeping is None:
-            self._loop = asyncio.get_running_loop()
-            self._sweep_later()
-
     def _remove(self, session: Session) -> None:
         """Forget a live part. There may be a newer live part of the same session, which stays."""
         if session.inbox is not None:
             self._runtime.changes.close_inbox(session.inbox)
-        mine = self._per_peer.get(session.peer, OrderedDict[str, Session]())
-        for group in (self._unused, self._used, mine):
-            if group.get(session.id) is session:
-                del group[session.id]
-        if not mine:
-            self._per_peer.pop(session.peer, None)
+        self._opened.remove(session)
+        self._fetched.remove(session)
         if not len(self) and self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -581,6 +625,11 @@ class Sessions:
             await asyncio.wait(waiting, timeout=self.limits.drain_seconds if seconds is None else seconds)
         await session.connection.close()
 
+    def _begin_sweeps(self) -> None:
+        if self._sweeping is None:
+            self._loop = asyncio.get_running_loop()
+            self._sweep_later()
+
     def _sweep_later(self) -> None:
         assert self._loop is not None
         shortest = min(self.limits.session_unused_seconds, self.limits.session_idle_seconds)
@@ -591,8 +640,9 @@ class Sessions:
         now = time.monotonic()
         self._sweep_later()
         for group, seconds in (
-            (self._unused, self.limits.session_unused_seconds),
-            (self._used, self.limits.session_idle_seconds),
+            (self._opened.unused, self.limits.session_unused_seconds),
+            (self._opened.used, self.records.idle_seconds),
+            (self._fetched.used, self.limits.session_idle_seconds),
         ):
             for session in list(group.values()):
                 if session.in_use:  # a long call, an open stream: not idle
@@ -605,27 +655,33 @@ class Sessions:
                     self.in_background(self._end_if_over(session))
 
     async def _end_if_over(self, session: Session) -> None:
-        """End a session that was idle in this process for too long. If other workers use it, end only its live part."""
+        """End a session that was idle in this process for too long, unless its record exists: others have renewed it.
+
+        Then release its live part, or keep it if this worker has opened the session.
+        """
         last_used = session.last_used
         record = await self.records.read(session.id)
         if session.in_use or session.ended or session.last_used != last_used:
             return
         if record is None:
             self.end_soon(session)
-        elif not self._fleet.is_alone:
+        elif session in self._fetched:
             await self._release(session)
+        elif not self._fleet.is_alone:
+            self._note_other_use(session)
 
     def _all(self) -> Iterable[Session]:
-        """Return the sessions of this process: first those that were never used, then the others, oldest use first."""
-        return chain(self._unused.values(), self._used.values())
+        """Return the sessions with a live part in this process."""
+        return chain(self._opened, self._fetched)
 
     def _local(self, id: str) -> Session | None:
-        return self._used.get(id) or self._unused.get(id)
+        return self._opened.get(id) or self._fetched.get(id)
 
     async def _fetch(self, id: str, known: Session | None) -> Session | None:
         """Read the record of a session that another worker has opened or changed, and return the session.
 
         `known` is the live part of the session in this process, or None. Return None if the session does not exist.
+        Raises `SessionsFull` if there is no room for a new live part.
         """
         if known is not None:
             known.stale = False
@@ -641,10 +697,11 @@ class Sessions:
             return None
         session = known or self._local(id)  # another task may have fetched it meanwhile
         if session is None:
+            self._make_room_for_fetched(record.peer)
             session = self._new(id, record.principal, record.peer, record.ask_key)
             session.renewed = -math.inf  # this worker has not renewed the record yet
-            self._release_superfluous(session.peer)
-            self._add(session, self._used)
+            self._fetched.add(session, is_used=True)
+            self._begin_sweeps()
         self._apply(session, record)
         return session
 
