@@ -207,6 +207,33 @@ async def test_events_that_could_not_be_stored_are_stored_later_and_in_order(
     await client.leave()
 
 
+@pytest.mark.security("R12")
+@pytest.mark.parametrize("steps", [3, 300])  # the second one has more than `replay_events`
+async def test_events_that_could_not_be_stored_are_bounded_and_the_client_sees_the_gap(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.05)
+    client, call = await begin(workers, 2, steps)
+    streams, limits = workers[0].engine.sessions.streams, workers[0].engine.limits
+    of_others = limits.replay_bytes - 100 if steps == 3 else 0
+    streams.unstored_bytes += of_others
+    parts(workers).log.is_gone = True
+    workers[0].go_on.set()
+    session = workers[0].engine.sessions._local(client.session)
+    await eventually(lambda: not session.open_streams)  # the call is over, and nothing of it is stored
+    assert of_others <= streams.unstored_bytes <= limits.replay_bytes
+    assert streams.unstored_bytes < of_others + 300 * 100
+    parts(workers).log.is_gone = False
+    await eventually(lambda: streams.unstored_bytes == of_others)
+    streams.unstored_bytes -= of_others
+    there = client.on(workers[1].asgi())
+    async with asyncio.timeout(10):
+        while (resumed := await there.get(call.events[-1].id)).status != 400:
+            await resumed.close()
+            await asyncio.sleep(0.02)
+    await client.leave()
+
+
 @pytest.mark.spec("L11-17")
 async def test_an_event_that_was_stored_although_that_seemed_to_fail_is_told_once(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch

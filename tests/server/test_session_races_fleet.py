@@ -158,23 +158,53 @@ async def test_a_first_use_that_could_not_renew_the_record_is_tried_again(make: 
 
 @pytest.mark.parametrize("limit", ["sessions", "sessions_per_peer"])
 @pytest.mark.parametrize("ready", [False, True])
-async def test_a_session_that_another_worker_uses_does_not_make_room(make: Make, ready: bool, limit: str) -> None:
+async def test_a_session_that_has_a_stream_at_another_worker_does_not_make_room(
+    make: Make, ready: bool, limit: str
+) -> None:
     workers = make(**{limit: 1})
     first = AppPeer(workers[0].asgi())
     await first.open(ready=ready)
     there = first.on(workers[1].asgi())
-    assert await ping(there) == 200
+    stream = await there.get()
+    await stream.first()
     second = AppPeer(workers[0].asgi())
     with pytest.raises(AssertionError, match="as many sessions as it allows"):
         await second.open()
     assert await ping(there) == 200
-    worker = workers[1].engine.fleet.worker
-    await workers[0].engine.fleet._backend.sets.remove(f"users/{first.session}", worker)  # as if it had expired
+    await stream.close()
+    await eventually(lambda: local(workers[1], first).wake is None)
+    await asyncio.sleep(0.05)  # until that is in the backend
     await second.open()
     await eventually(lambda: not len(workers[1].engine.sessions))
     assert await ping(there) == 404
     for client in (first, second):
         await client.leave()
+
+
+async def test_a_session_that_another_worker_has_used_makes_room_only_if_there_is_no_other(make: Make) -> None:
+    workers = make(sessions_per_peer=3)
+    clients = [await opened(workers[0]) for _ in range(3)]
+    used = [clients[0].on(workers[1].asgi()), clients[2].on(workers[1].asgi())]
+    assert [await ping(client) for client in used] == [200, 200]
+    clients.append(await opened(workers[0]))  # the second one, which no other worker has used, makes room
+    assert [await ping(client) for client in (*used, clients[1])] == [200, 200, 404]
+    assert await ping(clients[3].on(workers[1].asgi())) == 200
+    clients.append(await opened(workers[0]))  # all were used elsewhere, and nobody is locked out
+    assert await ping(clients[4]) == 200
+    assert sorted([await ping(client) for client in (*used, clients[3])]) == [200, 200, 404]
+    for client in clients:
+        await client.leave()
+
+
+async def test_the_marks_of_a_session_end_with_it(make: Make) -> None:
+    workers = make()
+    client = await opened(workers[0])
+    assert await ping(client.on(workers[1].asgi())) == 200
+    sets = workers[0].engine.fleet._backend.sets
+    assert await sets.names(f"users/{client.session}")
+    assert (await client.delete()).status == 204
+    assert await sets.names(f"users/{client.session}") == []
+    await client.leave()
 
 
 async def test_a_session_of_http_sse_does_not_end_where_only_its_messages_arrive(make: Make) -> None:

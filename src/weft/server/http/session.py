@@ -61,6 +61,7 @@ class _UnstoredEvent:
     message: bytes
     is_last: bool
     was_tried: bool = False  # whether there was an attempt to store it: it may be stored even if that seemed to fail
+    is_gap: bool = False  # whether it stands for events that were dropped, because there were too many
 
 
 class SessionReply(HttpReply):
@@ -217,7 +218,7 @@ class SessionReply(HttpReply):
             return
         await self._event(event, last=last)
         if not self.finished:  # else the client has not received it
-            self._unstored.clear()
+            self._forget_unstored()
 
     async def _store(
         self, session: Session, message: bytes, *, last: bool = False, at_once: bool = False
@@ -231,6 +232,7 @@ class SessionReply(HttpReply):
         `_PAUSE_SECONDS`, unless `at_once` is True.
         """
         self._unstored.append(_UnstoredEvent(message, last))
+        self._streams.unstored_bytes += len(message)
         if not self._storing_late and (at_once or time.monotonic() >= self._store_after):
             try:
                 await self._store_all(session)
@@ -239,9 +241,17 @@ class SessionReply(HttpReply):
             else:
                 return self._last_event
         self._is_failing = True
-        if len(self._unstored) > self.limits.replay_events:
-            del self._unstored[0]
+        too_many = len(self._unstored) > self.limits.replay_events
+        if too_many or self._streams.unstored_bytes > self.limits.replay_bytes:
+            self._forget_unstored()
+            self._unstored.append(_UnstoredEvent(b"", last, is_gap=True))
         return None
+
+    def _forget_unstored(self, count: int | None = None) -> None:
+        """Remove the first `count` unstored events, or all: they are stored, sent or dropped."""
+        for event in self._unstored[:count]:
+            self._streams.unstored_bytes -= len(event.message)
+        del self._unstored[:count]
 
     async def _store_all(self, session: Session) -> None:
         while self._unstored:
@@ -249,7 +259,9 @@ class SessionReply(HttpReply):
             is_repeated, event.was_tried = event.was_tried, True
             try:
                 stored = None
-                if is_repeated:
+                if event.is_gap:
+                    stored = await self._streams.drop(session.id, self._stream, is_last=event.is_last)
+                elif is_repeated:
                     stored = await self._streams.find_after(session.id, self._stream, self._last_event, event.message)
                 self._last_event = stored or await self._streams.append(
                     session.id,
@@ -263,7 +275,7 @@ class SessionReply(HttpReply):
                 raise
             self._end_stored = event.is_last
             if self._unstored and self._unstored[0] is event:  # else there were too many, and it was dropped
-                del self._unstored[0]
+                self._forget_unstored(1)
         self._store_after = -math.inf
         self._is_failing = False
 
@@ -283,6 +295,7 @@ class SessionReply(HttpReply):
                     await asyncio.sleep(_LATE_SECONDS)
         finally:
             self._storing_late = False
+            self._forget_unstored()
         if self._answered and not self._end_stored:
             self._end_reader(session)
 

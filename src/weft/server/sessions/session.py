@@ -377,9 +377,12 @@ class Records:
         raise BackendUnavailable(f"A session was not saved: others have changed it {MOST_SWAPS} times meanwhile.")
 
     async def delete(self, id: str) -> None:
-        """Delete the record of a session, and the entry that names the owner of its standalone stream."""
+        """Delete the record of a session, the entry that names the owner of its standalone stream, and the marks."""
         await self._store.delete(_key(id))
         await self._store.delete(_stream(id))
+        if self._sets is not None:
+            for worker in await self._sets.names(_users(id)):
+                await self._sets.remove(_users(id), worker)
 
     # Only one worker at a time, the owner, may have the standalone stream open. The ownership of a dead worker expires.
 

@@ -20,7 +20,7 @@ import logging
 import math
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -48,7 +48,7 @@ _SUBJECT = "sessions"  # of messages to all workers
 _KEEPING = "Sessions could not be renewed in the backend"
 _AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that another worker sends now
 MOST_LOOKS = 16  # sessions that a handshake looks at, to find one that no other worker uses
-MOST_PASSED_ON = 200  # responses of clients that wait to be passed to other workers
+MOST_PASSED_ON = 200  # responses of clients that wait to be passed to one other worker
 MOST_PASSED_ON_PER_SESSION = 16  # the same, of one session
 _MOST_RELAYED = 1024  # bytes of a text in a notification that is passed to all workers
 _MOST_PUBLISHED = 8192  # bytes of a record that is sent to all workers; of a larger one, they get the version
@@ -133,7 +133,7 @@ class Sessions:
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
-        self._passed_on = 0  # responses of clients that wait to be passed to other workers
+        self._passed_on: Counter[str] = Counter()  # responses of clients that wait to be passed to each other worker
         self._seldom = Seldom(log)
 
     def __len__(self) -> int:
@@ -189,21 +189,35 @@ class Sessions:
     async def _make_room(self, peer: str) -> None:
         """End sessions that this worker has opened, until `peer` can open a new one.
 
-        A session ends that no worker uses: the first one in the order of `LiveParts`. Other workers leave marks in the
-        Backend for those that they have used lately (`Records.renew`).
+        A session ends that no worker has used lately: the first one in the order of `LiveParts`. Other workers leave
+        marks in the Backend for those that they have used (`Records.renew`). If there is no such session among the
+        first `MOST_LOOKS`, the first one of these ends that has no standalone stream at any worker: otherwise a client
+        could lock out all others with its address, by using many sessions now and then.
 
-        Raises `SessionsFull` if there is no such session among the first `MOST_LOOKS`. The next handshake looks at
-        others: those that other workers use are the last in the order now.
+        Raises `SessionsFull` if all are in use.
         """
-        looks = 0
+        used_elsewhere: list[Session] = []
         while (candidates := self._opened.superfluous(peer, self.limits)) is not None:
-            if looks == MOST_LOOKS:
-                raise SessionsFull
-            looks += 1
-            await self._end_idle(_idle(candidates))
+            session = _idle(candidates)
+            if len(used_elsewhere) == MOST_LOOKS or session in used_elsewhere:
+                await self._end_without_stream(used_elsewhere)
+            elif await self._end_idle(session):
+                used_elsewhere.append(session)
 
-    async def _end_idle(self, session: Session) -> None:
-        """End a session that is idle here, unless another worker has used it lately."""
+    async def _end_without_stream(self, sessions: list[Session]) -> None:
+        """End the first of the sessions that has no standalone stream. Remove from the list those that were looked at.
+
+        Raises `SessionsFull` if each has one.
+        """
+        while sessions:
+            session = sessions.pop(0)
+            if await self.records.stream_owner(session) is None and _is_idle(session):
+                self.end_soon(session)
+                return
+        raise SessionsFull
+
+    async def _end_idle(self, session: Session) -> bool:
+        """End a session that is idle here. If another worker has used it lately, only return True."""
         last_used = session.last_used
         session.in_use += 1  # so that no other handshake looks at it meanwhile
         try:
@@ -214,6 +228,7 @@ class Sessions:
             self._note_other_use(session)
         elif _is_idle(session) and session.last_used == last_used:  # else it was used or has ended meanwhile
             self.end_soon(session)
+        return is_used
 
     def _note_other_use(self, session: Session) -> None:
         """Note that another worker uses a session that this worker has opened."""
@@ -478,17 +493,20 @@ class Sessions:
     async def _pass_on(self, session: Session, worker: str, frame: Frame) -> None:
         """Pass a response to another worker, and wait until that worker has it or is dead.
 
-        Raises `Busy` if too many responses wait already: of this session, or in this process.
+        Raises `Busy` if too many responses wait already: of this session, or for that worker. One that hangs does not
+        delay responses for others.
         """
-        if session.passed_on >= MOST_PASSED_ON_PER_SESSION or self._passed_on >= MOST_PASSED_ON:
+        if session.passed_on >= MOST_PASSED_ON_PER_SESSION or self._passed_on[worker] >= MOST_PASSED_ON:
             raise Busy("Too many responses wait to be passed to another worker. Send this one again later.")
         session.passed_on += 1
-        self._passed_on += 1
+        self._passed_on[worker] += 1
         try:
             await self._fleet.send(worker, _encode_message(_WorkerMessage(session.id, frame)))
         finally:
             session.passed_on -= 1
-            self._passed_on -= 1
+            self._passed_on[worker] -= 1
+            if not self._passed_on[worker]:
+                del self._passed_on[worker]
 
     async def notified(self, session: Session, frame: Frame) -> None:
         """Handle a notification of the client. If it is about a request at another worker, pass it to all workers."""

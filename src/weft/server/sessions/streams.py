@@ -226,6 +226,7 @@ class Streams:
         self._renewing: asyncio.Task[None] | None = None  # renews them
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
         self._keep_alive = limits.keep_alive_seconds
+        self.unstored_bytes = 0  # of events of all calls that could not be stored yet; at most `replay_bytes`
 
     async def append(
         self,
@@ -250,6 +251,24 @@ class Streams:
             insort(kept.numbers, number)
             del kept.numbers[: -self.most_unread]
         await self._make_room(key)
+        await self._wake_readers(key)
+        return event_id(stream, number)
+
+    async def drop(self, session: str, stream: str, *, is_last: bool) -> str:
+        """Drop all events of a stream, because later ones were lost, and return the id of the note in their place.
+
+        Readers end: they see a gap, and the client cannot resume the stream. There are two notes. The first one stands
+        for the lost events, and is dropped too, so that there is also a gap after the last event that was stored.
+        """
+        key = _key(session, stream)
+        await self._store(session, key, self._note(key))
+        number = await self._store(session, key, self._note(key), drops=True)
+        if is_last:
+            self._open.pop(key, None)
+        await self._wake_readers(key)
+        return event_id(stream, number)
+
+    async def _wake_readers(self, key: str) -> None:
         try:
             await self._backend.bus.publish(key, b"")
             self._bus_failed = False
@@ -258,7 +277,6 @@ class Streams:
                 kind = type(error).__name__
                 log.warning("The Backend's bus fails (%s): events of resumed streams are sent late.", kind)
             self._bus_failed = True
-        return event_id(stream, number)
 
     def open(self, session: str, stream: str, waiting: Sequence[RequestId]) -> None:
         """Keep the log of a stream on which requests are answered, until the last event or `close`."""
@@ -474,9 +492,11 @@ class Streams:
 
         A note replaces them. So the log, which knows that it has dropped entries, tells readers of the gap.
         """
+        await self._store(kept.session, key, self._note(key), drops=True)
+
+    def _note(self, key: str) -> _Head:
         opened = self._open.get(key)
-        note = _Head(is_note=True) if opened is None else opened.note
-        await self._store(kept.session, key, note, drops=True)
+        return _Head(is_note=True) if opened is None else opened.note
 
     def _account(self, session: str, key: str, size: int, *, is_note: bool, drops: bool) -> int:
         """Add the size of a new entry to the totals, and return how many entries of the stream may be stored.
