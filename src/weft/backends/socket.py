@@ -493,7 +493,7 @@ class _Connection(_Channel):
             self.refuse(f"it has read nothing for {STALLED_SECONDS:g} s, and {len(self._unsent)} bytes wait for it")
 
     def _check_silence(self) -> None:
-        """Cut off a worker that has sent nothing for too long after a message of the bus: a living one renews its lease.
+        """Cut off a worker that has sent nothing since a message of the bus: a living one renews its lease.
 
         What it has sent may not be read yet: this process may have been stopped, or does not read while answers wait.
         """

@@ -221,7 +221,7 @@ class Fleet:
         self._in_background(self._renew_once())
 
     async def is_alive(self, worker: str) -> bool:
-        """Return whether a worker renews its lease, or may have lost it because the backend has lost data or was away."""
+        """Return whether a worker renews its lease, or may lack it because the backend has lost data or was away."""
         if worker == self.worker:
             return True
         if self.is_alone:
@@ -362,7 +362,7 @@ class Fleet:
             self._sending = self._in_background(self._send_changes())
 
     def _add_unsent(self, changes: list[Change]) -> None:
-        """Add changes to those that wait. If these are too many, the others are told that everything may have changed."""
+        """Add changes to those that wait. If there are too many, the others are told that everything changed."""
         for change in changes:
             if change not in self._unsent:
                 self._unsent[change] = None
