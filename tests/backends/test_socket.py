@@ -358,6 +358,50 @@ async def test_a_worker_that_reads_slowly_is_not_cut_off(machine: Machine, monke
     assert machine.cut == 0
 
 
+@pytest.mark.security("R12")
+async def test_a_worker_that_has_hung_is_cut_off_also_if_the_system_stores_what_it_does_not_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "STALLED_SECONDS", 0.2)
+    deaf, worker = machine.worker(), machine.worker()
+    await deaf.bus.subscribe("t", print)
+    asyncio.get_running_loop().remove_reader(machine.sockets[0])
+    await asyncio.sleep(0.3)
+    assert machine.cut == 0  # no message waits
+    assert await worker.bus.publish("t", b"small") == 1
+    await eventually(lambda: machine.cut)
+    assert await worker.bus.publish("t", b"x") == 0
+    assert "it has sent nothing for 0.2 s, though there are messages for it" in caplog.text
+
+
+async def test_a_worker_that_lives_is_not_cut_off(machine: Machine) -> None:
+    is_ready = False
+    ours, raw = socket.socketpair()
+    machine.server.serve(ours, machine._count_cut, lambda: is_ready)
+    machine.sockets.append(raw)
+    raw.sendall(frame(1, "subscribe", ["t"], {}))
+    await eventually(lambda: machine.memory.bus._topics)
+    (served,) = machine.server._connections
+    await machine.memory.bus.publish("t", b"first")
+    timer = served._silence
+    served._check_silence()
+    assert served._silence not in (None, timer)  # while it starts, it may block: it is checked later
+    is_ready = True
+    raw.sendall(frame(2, "ping", [], {}))
+    served._check_silence()  # before the event loop has read
+    assert served._silence is None  # until the next message
+    await machine.memory.bus.publish("t", b"second")
+    raw.sendall(frame(3, "ping", [], {}))
+    await eventually(lambda: served._silence is None)
+    await machine.memory.bus.publish("t", b"third")
+    served._is_reading = False  # as while many answers wait
+    served._check_silence()
+    assert machine.cut == 0
+    served._is_reading = True
+    served._check_silence()
+    assert machine.cut == 1
+
+
 # Failures.
 
 

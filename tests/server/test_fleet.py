@@ -643,7 +643,7 @@ async def test_a_stream_is_told_everything_if_the_clock_of_the_backend_was_set_b
     workers[0].notify_tools_changed()
     stream, _, number = ((await listening.next()).id or "").rpartition(".")
     await listening.close()
-    later = f"{stream}.{int(number) + 3_600_000}"  # of an event in a log that has expired; then the clock was set back
+    later = f"{stream}.{int(number) + 3_600_000}"  # of an event before the clock was set back; it has expired
     resumed = await client.on(workers[1].asgi()).get(later)
     assert (await resumed.message())["method"] == "notifications/tools/list_changed"
     workers[2].notify_prompts_changed()

@@ -230,7 +230,7 @@ def test_they_end_when_their_parent_is_killed(start) -> None:
 
 def test_one_that_hangs_ends_after_its_parent_was_killed(start) -> None:
     blocking = "@server.tool\nasync def block() -> str:\n    print('waiting', file=sys.stderr, flush=True)\n"
-    process = start(blocking + "    time.sleep(600)\n    return 'never'\n" + GUARDED)
+    process = start(blocking + "    time.sleep(60)\n    return 'never'\n" + GUARDED)
     url = process.url()
     found = pids(url, 2)
     with connect(url) as peer:

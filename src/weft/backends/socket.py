@@ -41,7 +41,7 @@ PING_SECONDS = 1.0  # the same for `ping`
 MOST_BYTES = 64 * 1024 * 1024  # longest message
 MOST_UNSENT = 2 * MOST_BYTES  # bytes that wait until the other process reads; then messages of the bus are dropped
 PAUSE_BYTES = 1024 * 1024  # while more bytes wait, the requests of this worker wait too
-STALLED_SECONDS = 30.0  # a worker that has read nothing for this time, while bytes wait for it, is cut off
+STALLED_SECONDS = 30.0  # a worker that does not read, or sends nothing after a message of the bus, is cut off then
 _READ_BYTES = 64 * 1024
 _LENGTH_BYTES = 4
 _NEWS = 0  # stands for the number of a request in a message of the bus
@@ -391,12 +391,19 @@ class BackendServer:
         self._memory = memory
         self._connections: set[_Connection] = set()
 
-    def serve(self, connection: socket.socket, cut: Callable[[], None] = lambda: None) -> None:
+    def serve(
+        self,
+        connection: socket.socket,
+        cut: Callable[[], None] = lambda: None,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Serve a worker at the other end of a socket, until one side closes it. The socket now belongs to the server.
 
-        `cut` is called if the server closes the connection, because the worker sends nonsense or has hung.
+        `cut` is called if the server closes the connection, because the worker sends nonsense or has hung. A worker
+        must send something in less than `STALLED_SECONDS`, as it does to renew its lease, as soon as `is_ready` returns
+        True: while it starts, it may block.
         """
-        served = _Connection(connection, self._memory, cut, self._connections.discard)
+        served = _Connection(connection, self._memory, cut, is_ready, self._connections.discard)
         self._connections.add(served)
         served.attach(asyncio.get_running_loop())
 
@@ -414,6 +421,7 @@ class _Connection(_Channel):
         connection: socket.socket,
         memory: MemoryBackend,
         cut: Callable[[], None],
+        is_ready: Callable[[], bool],
         ended: Callable[[_Connection], None],
     ) -> None:
         super().__init__(connection)
@@ -426,10 +434,14 @@ class _Connection(_Channel):
         self._bus = memory.bus
         self._topics: dict[str, Unsubscribe] = {}  # subscriptions of this worker
         self._cut = cut
+        self._is_ready = is_ready
         self._ended = ended
         self._is_processing = False  # whether the answers are sent together, after the last request
         self._has_gap = False  # whether messages of the bus are dropped, until the worker has read most of what waits
         self._watching: asyncio.TimerHandle | None = None  # checks that the worker reads, while bytes wait
+        # Checks that the worker lives: set if it has sent nothing since a message of the bus. The system stores small
+        # messages, so that `_watching` does not notice that they are not read.
+        self._silence: asyncio.TimerHandle | None = None
 
     def receive(self, message: bytearray) -> None:
         number, name, arguments, options = _read_request(message)
@@ -447,6 +459,7 @@ class _Connection(_Channel):
             self._loop.remove_reader(self._connection)
 
     def _process(self) -> None:
+        self._end_silence()
         self._is_processing = True
         try:
             super()._process()
@@ -479,6 +492,25 @@ class _Connection(_Channel):
         if self._unsent and self._sent_bytes == sent_bytes:
             self.refuse(f"it has read nothing for {STALLED_SECONDS:g} s, and {len(self._unsent)} bytes wait for it")
 
+    def _check_silence(self) -> None:
+        """Cut off a worker that has sent nothing since a message of the bus: a living one renews its lease.
+
+        What it has sent may not be read yet: this process may have been stopped, or does not read while answers wait.
+        """
+        if self._is_reading:
+            self._read()  # calls `_end_silence` if there is something
+        if self._loop is None or self._silence is None:
+            return
+        if self._is_reading and self._is_ready() and not self._unsent:  # if bytes wait, `_check_reader` decides
+            self.refuse(f"it has sent nothing for {STALLED_SECONDS:g} s, though there are messages for it")
+        else:
+            self._silence = self._loop.call_later(STALLED_SECONDS, self._check_silence)
+
+    def _end_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
     def _resume(self) -> None:
         if not self._is_reading and self._loop is not None:
             self.attach(self._loop)
@@ -492,6 +524,8 @@ class _Connection(_Channel):
             if self._has_gap:  # it is told later that it has missed messages
                 return
             self._put(_encode((_NEWS, topic, message)))
+            if self._silence is None:
+                self._silence = self._loop.call_later(STALLED_SECONDS, self._check_silence)
             if not self._is_processing and not self._is_writing:
                 self._flush()
 
@@ -508,6 +542,7 @@ class _Connection(_Channel):
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        self._end_silence()
         self._connection.close()
         for topic in list(self._topics):
             _result_of(self._unsubscribe(topic))

@@ -216,9 +216,9 @@ class _Supervisor:
                 command, stdin=subprocess.DEVNULL, pass_fds=passed, env=self._environment
             )
             ours.pop_all()
-        if self._backend is not None and backend is not None:
-            self._backend.serve(backend, cut=process.kill)
         worker = _Worker(process, control, time.monotonic())
+        if self._backend is not None and backend is not None:
+            self._backend.serve(backend, cut=process.kill, is_ready=lambda: worker.is_ready)
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control, self._read_control, worker)
         self._running.add(worker)

@@ -228,7 +228,7 @@ class Fleet:
             missed()
 
     async def is_alive(self, worker: str) -> bool:
-        """Return whether a worker renews its lease, or may have lost it: the backend was away, or has lost data."""
+        """Return whether a worker renews its lease, or may lack it because the backend has lost data or was away."""
         if worker == self.worker:
             return True
         if self.is_alone:
@@ -371,7 +371,7 @@ class Fleet:
             self._sending = self._in_background(self._send_changes())
 
     def _add_unsent(self, changes: list[Change]) -> None:
-        """Add changes to those that wait. If these are too many, the others are told that all may have changed."""
+        """Add changes to those that wait. If there are too many, the others are told that everything changed."""
         for change in changes:
             if change not in self._unsent:
                 self._unsent[change] = None
