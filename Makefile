@@ -9,9 +9,11 @@ VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(notdir $(PYTHON)),.
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .cache/lowest
+# Where this variable is set, each of the thousands of Python processes of a test run would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
-# These tests measure the server under attack, so they run alone.
-ALONE := tests/attacks
+# These tests measure servers under attack, and while processes die, so they run alone.
+ALONE := tests/attacks tests/fleet/test_chaos.py
 # Most tests wait more than they compute: six workers need less than a third of the time of one, even on two cores.
 # The slowest tests start first, so that all workers finish at about the same time.
 AT_ONCE := --numprocesses 6 --dist loadfile --no-loadscope-reorder
@@ -51,7 +53,7 @@ run: $(VENV)/.runtime
 	@exec $(BIN)/weft run examples/server.py --http --port $(PORT)
 
 test: lint peers-test
-	$(BIN)/pytest $(AT_ONCE) $(SLOW_FIRST)
+	$(BIN)/pytest $(AT_ONCE) $(addprefix --ignore=,$(ALONE)) $(SLOW_FIRST)
 	$(BIN)/pytest $(ALONE)
 
 unit: $(VENV)/.dev

@@ -15,6 +15,7 @@ from weft import Context, Limits, Server
 
 # When a worker is told to stop, it accepts connections for 5 more seconds, in which load balancers choose others. Then
 # running calls have 20 seconds to finish. kubernetes/deployment.yaml and compose.yaml wait for longer than both.
+# Kubernetes needs the 5 seconds. nginx does not: if a worker refuses a connection, it asks the next one.
 server = Server("teashop", version="1.0", limits=Limits(drain_notice_seconds=5, drain_seconds=20))
 
 

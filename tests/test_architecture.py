@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 800
 MOST_FUNCTION_LINES = 60
 HEAVY = ("aiohttp", "uvicorn", "cryptography", "redis", "rich", "jsonschema_rs", "pydantic", "opentelemetry")
+
+
+@cache
+def parse(source: str) -> ast.Module:
+    """The tree of a source. Many tests read the same."""
+    return ast.parse(source)
 
 
 def short(path: Path) -> str:
@@ -50,16 +57,17 @@ _IDENTITY = {
 }  # what says which era it is, as opposed to what it does
 
 
+@cache
 def era_classes() -> set[str]:
     """The classes that are eras, on either side."""
-    trees = [ast.parse(path.read_text()) for path in KNOWS_ERAS if path.parent.name == "eras"]
+    trees = [parse(path.read_text()) for path in KNOWS_ERAS if path.parent.name == "eras"]
     classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return {cls.name for cls in classes if {"speaks", "stamp"} & {getattr(part, "name", "") for part in cls.body}}
 
 
 def era_checks(source: str) -> list[str]:
     """Everything in a module that belongs into `eras`: versions, the handshake's name, conditions on an era."""
-    tree = ast.parse(source)
+    tree = parse(source)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     found: list[str] = []
     for node in ast.walk(tree):
@@ -221,7 +229,7 @@ def askers_told(heading: str, page: str) -> dict[str, set[str]]:
 
 def questions_of(name: str) -> set[str]:
     """Return the public attributes and methods of an era's class."""
-    trees = [ast.parse(path.read_text()) for path in KNOWS_ERAS]
+    trees = [parse(path.read_text()) for path in KNOWS_ERAS]
     (cls,) = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return {part for node in cls.body for part in _defined(node) if not part.startswith("_")}
 
@@ -251,7 +259,7 @@ def asked(source: str, questions: set[str], plain: frozenset[str] = frozenset())
     `pinned` return. A question whose name nothing else has (all but `plain`) is asked of an era wherever it stands: on
     anything with another name it is a complaint, because a reader would not see that it depends on the era.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     made = {
         name
         for node in ast.walk(tree)
@@ -276,9 +284,7 @@ def asked(source: str, questions: set[str], plain: frozenset[str] = frozenset())
 def names_elsewhere() -> frozenset[str]:
     """Return all names that something outside `eras` has, too."""
     others = [path for path in SOURCES if path.parent.name != "eras"]
-    return frozenset(
-        name for path in others for node in ast.walk(ast.parse(path.read_text())) for name in _defined(node)
-    )
+    return frozenset(name for path in others for node in ast.walk(parse(path.read_text())) for name in _defined(node))
 
 
 def askers_of(name: str) -> dict[str, set[str]]:
@@ -351,7 +357,7 @@ def test_a_table_of_questions_is_read():
 def imported_eras(source: str) -> set[str]:
     """Return what a module imports from `weft.eras`, the interface in its `base` excepted."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names if "eras" in alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
@@ -407,7 +413,7 @@ def missing_code(page: str) -> list[str]:
     missing = [f"`{path}`" for path in _PATH.findall(page) if not (ROOT / path).exists()]
     for module, name in _HOP.findall(page):
         path = PACKAGE / f"{module}.py"
-        body: list[ast.stmt] = ast.parse(path.read_text()).body if path.exists() else []
+        body: list[ast.stmt] = parse(path.read_text()).body if path.exists() else []
         for part in name.split("."):
             found = [
                 node
@@ -448,7 +454,7 @@ def test_missing_code_is_found():
 def long_functions(source: str) -> list[str]:
     """The functions whose body, without its docstring, does not fit."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -485,7 +491,7 @@ def test_long_files_and_functions_are_found():
 
 def unlisted_names(source: str) -> list[str]:
     """Public classes, functions and types of a module that its `__all__` does not have; or that it has no `__all__`."""
-    tree = ast.parse(source)
+    tree = parse(source)
     if all(isinstance(node, ast.Expr) for node in tree.body):
         return []  # only a docstring: nothing is there to be listed
     listed = _listed(tree)

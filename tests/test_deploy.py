@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,7 +33,6 @@ from support import until
 from support.needed import skip_without
 from support.ports import find_port, until_listening
 from support.redis_servers import RedisServer, redis_server
-from weft import Server
 from weft.backends.redis import RedisBackend, checks
 from weft.cli.command import _parser
 from weft.client import FormQuestion
@@ -685,9 +685,12 @@ def test_the_settings_of_nginx_on_the_page_are_those_of_the_file() -> None:
 def contract_of_the_page() -> type[BackendContract]:
     section = PAGE.read_text().partition("## A backend of your own")[2]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    namespace: dict[str, Any] = {"__name__": "page", "Server": Server}
-    exec(compile("\n".join(blocks), str(PAGE), "exec"), namespace)
-    return namespace["TestWatchedBackend"]
+    server, test = ModuleType("server"), ModuleType("test_page")  # the files that a reader writes
+    exec(compile(blocks[0], str(PAGE), "exec"), vars(server))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "server", server)
+        exec(compile(blocks[1], str(PAGE), "exec"), vars(test))
+    return vars(test)["TestWatchedBackend"]
 
 
 class TestBackendOfThePage(contract_of_the_page()):  # type: ignore[misc]

@@ -96,7 +96,6 @@ NO_BOUNDS = {
     "server.stdio.pipe._BRACE": "a character",
     "testing.backend_contract._TEST_SECONDS": "of a test",
     "testing.backend_contract._WAIT_SECONDS": "of a test",
-    "testing.backend_contract._TTL": "of a test",
     "testing.backend_contract._LATE": "of a test",
     "testing.backend_contract._LONG": "of a test",
     "testing.backend_contract._WRITERS": "of a test",

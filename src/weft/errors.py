@@ -184,11 +184,17 @@ class RemoteError(WeftError):
 
     `not_found` is True if a requested resource does not exist. (Its error code depends on the protocol version.)
 
+    If the server refused the HTTP request, `status` is the HTTP status, such as 429 (too many requests), and
+    `retry_after` is the number of seconds after which the server lets the client try again. Otherwise both are None.
+
     >>> raise RemoteError(-32602, "Unknown tool: brew")
     Traceback (most recent call last):
     ...
     weft.errors.RemoteError: Unknown tool: brew (-32602)
     """
+
+    status: int | None = None
+    retry_after: float | None = None
 
     def __init__(self, code: int, message: str, data: Any = None, *, not_found: bool = False) -> None:
         super().__init__(f"{message} ({code})")
@@ -203,7 +209,13 @@ class RequestTimeout(WeftError):
 
 
 class ConnectionFailed(WeftError):
-    """The peer cannot be reached, does not speak MCP, or has closed the connection. The message says what was tried."""
+    """The peer cannot be reached, does not speak MCP, or has closed the connection. The message says what was tried.
+
+    If the server refused the HTTP request, `status` and `retry_after` are set as in `RemoteError`.
+    """
+
+    status: int | None = None
+    retry_after: float | None = None
 
     # Whether the peer closed the connection without a response. The peer may have executed the request.
     is_unanswered = False

@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     introduction_bytes: int = 64 * 1024  # name and capabilities of a client, stored with its session
     session_unused_seconds: float = 60.0  # until a session ends if no request has followed its handshake
     session_idle_seconds: float = 1800.0  # until a session ends if it has no running request and no open stream
-    replay_seconds: float = 300.0  # how long events of a stream are stored, for clients that reconnect
+    replay_seconds: float = 300.0  # how long events are stored after the last one, for clients that reconnect
     replay_events: int = 256  # stored events of one stream
     replay_bytes: int = 64 * MIB  # stored events of all streams together
 

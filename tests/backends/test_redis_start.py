@@ -158,8 +158,21 @@ async def test_the_rights_that_the_remedy_names_suffice(shared_redis: RedisServe
 @pytest.mark.parametrize(
     ("rules", "told"),
     [
-        (("~weft:*", "&weft:*", "+@all", "-xadd"), "for the log"),
-        (("~weft:*", "&weft:*", "+@all", "-zadd"), "for the sets"),
+        *(
+            (("~weft:*", "&weft:*", "+@all", f"-{name}"), f"may not run the command {told} in Redis")
+            for name, told in {
+                "xadd": "XADD",
+                "zadd": "ZADD",
+                "zrem": "ZREM",
+                "zcard": "ZCARD or ZSCORE",
+                "zscore": "ZCARD or ZSCORE",
+                "zrevrange": "ZREVRANGE",
+                "zrangebyscore": "ZRANGEBYSCORE",
+                "zremrangebyscore": "ZREMRANGEBYSCORE",
+                "pexpireat": "PEXPIREAT",
+                "xrevrange": "TIME or XREVRANGE",
+            }.items()
+        ),
         (("~weft:*", "&weft:*", "+@all", "-eval"), "EVAL"),
         (("~weft:*", "&weft:*", "+@all", "-get"), "GET"),
         (("~weft:*", "&weft:*", "+@all", "-publish"), "PUBLISH"),
@@ -175,7 +188,24 @@ async def test_a_right_that_is_missing_is_named(shared_redis: RedisServer, rules
         sentence = await refusal(url)
     assert told in sentence
     assert "The user of the URL may not" in sentence
-    assert "ACL SETUSER shop ~weft:* &weft:* +get " in sentence
+    assert "redis-cli ACL SETUSER shop '~weft:*' '&weft:*' +get " in sentence
+    assert sentence.endswith(" +select '+client|setname' '+cluster|slots' +asking")
+
+
+async def test_the_remedy_is_told_once(shared_redis: RedisServer) -> None:
+    async with user(shared_redis, "~weft:*", "&weft:*", "+@all", "-eval") as url:
+        found = await RedisBackend(url).diagnose()
+    errors = [finding for finding in found if finding.level == "error"]
+    assert len(errors) == 3
+    assert [bool(finding.remedy) for finding in errors] == [True, False, False]
+
+
+async def test_a_command_that_a_newer_redis_names_is_told() -> None:
+    error = b"-ERR ACL failure in script: User shop has no permissions to run the 'xadd' command script: 0, on @x:1\r\n"
+    answers = info(redis_version="7.2.4", role="master", used_memory_human="1M") | {"EVAL": error, "SET": b"+OK\r\n"}
+    async with scripted_redis(answers) as port:
+        found = await RedisBackend(f"redis://127.0.0.1:{port}", timeout=0.3).diagnose()
+    assert any("may not run the command XADD" in finding.sentence for finding in found)
 
 
 async def test_info_and_config_may_be_forbidden(shared_redis: RedisServer) -> None:
@@ -185,7 +215,19 @@ async def test_info_and_config_may_be_forbidden(shared_redis: RedisServer) -> No
     assert any("is Redis 7" in finding.sentence for finding in found)
     (warning,) = [finding for finding in found if finding.level == "warning"]
     assert warning.sentence.endswith("and whether it saves its data, could not be checked: +info is missing.")
-    assert warning.remedy == "Allow the command INFO: ACL SETUSER shop +info"
+    assert warning.remedy == "Allow the command INFO: redis-cli ACL SETUSER shop +info"
+
+
+async def test_diagnose_tells_that_persistence_could_not_be_checked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server(tmp_path, options={"appendonly": "no"}) as redis:
+        async with user(redis, "~weft:*", "&weft:*", *RIGHTS.split()) as url, started(url) as backend:
+            found = await backend.diagnose()
+    (warning,) = [finding for finding in found if finding.level == "warning"]
+    assert warning.sentence.endswith("saves its data to disk could not be checked: +config|get is missing.")
+    assert warning.remedy.endswith("allow the command CONFIG GET: redis-cli ACL SETUSER shop '+config|get'")
+    assert "could not be checked" not in caplog.text  # these are the rights that are recommended
 
 
 # --- versions and settings
@@ -258,6 +300,8 @@ async def test_sentinels_need_the_url_of_sentinels(tmp_path: Path, shared_redis:
         port = sentinel.sentinel.port
         told = await refusal(f"redis://:{SECRET}s@127.0.0.1:{port}")
         assert f"Write redis+sentinel://127.0.0.1:{port}/mymaster" in told
+        found = await RedisBackend(f"redis://:{SECRET}s@127.0.0.1:{port}").diagnose()
+        assert not any("is missing" in finding.sentence for finding in found)
         assert "sentinel_password" in await refusal(sentinel.url.partition("?")[0])
         told = await refusal(sentinel.url.replace("/mymaster", "/other"), timeout=0.3)
         assert "No Sentinel knows a master named 'other'. Write the name of a master in the URL." in told
@@ -477,7 +521,7 @@ async def test_no_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
             redis.start()
             with pytest.raises(BackendUnavailable) as caught:
                 await backend.store.get("a")
-            assert "refused a command" in str(caught.value)
+            assert "refused the user or the password of the URL" in str(caught.value)
             await asyncio.sleep(0.2)
         await refusal(f"redis://:{SECRET}@127.0.0.1:{redis.port}")
     assert "connection to Redis for messages broke" in caplog.text

@@ -20,6 +20,7 @@ import pytest
 
 import weft
 import weft.auth
+from support.redis_servers import redis_server
 from weft.cli import serving as serving_module
 from weft.server.run.listening import bind, try_line
 
@@ -315,6 +316,37 @@ def test_run_with_a_backend(folder: Path, options: list[str], kind: str) -> None
     (folder / "which.py").write_text(WHICH_BACKEND)
     with serving(folder, "which.py", "--port", "0", "--backend", "memory:", *options) as (_, url, _):
         assert run_weft("call", url, "backend", cwd=folder).stdout == f"{kind}\n"
+
+
+BACKEND_IN_ENVIRONMENT = """
+import subprocess, sys
+from weft import Server
+server = Server("s")
+LOOK = "import os; print([value for value in os.environ.values() if value.startswith('redis://')])"
+def look() -> str:
+    return subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True).stdout.strip()
+while_loading = look()
+@server.tool
+def backend() -> str:
+    return f"{server.engine.whole_backend!r} {while_loading} {look()}"
+"""
+
+
+@pytest.mark.parametrize("variable", ["", "redis://me:hidden@db"])
+@pytest.mark.parametrize("options", [[], ["--reload"], ["--workers", "2"]])
+def test_programs_that_a_tool_starts_do_not_get_the_url_of_a_backend(
+    folder: Path, tmp_path: Path, options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_STATE_KEY", "a secret that the workers share")
+    monkeypatch.setenv("WEFT_BACKEND", variable)
+    (folder / "telling.py").write_text(BACKEND_IN_ENVIRONMENT)
+    with (
+        redis_server(tmp_path) as redis,
+        serving(folder, "telling.py", "--port", "0", "--backend", redis.url, *options) as (_, url, _),
+    ):
+        told = run_weft("call", url, "backend", cwd=folder).stdout
+        left = [variable] if variable else []  # the user's own setting
+        assert told == f"RedisBackend({redis.url!r}, prefix='weft:') {left} {left}\n"
 
 
 @pytest.mark.mistake("two backends")

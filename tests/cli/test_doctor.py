@@ -27,6 +27,23 @@ async def test_doctor_finds_workers_with_another_prefix(tmp_path: Path, capsys: 
         await server.stop()
 
 
+async def test_doctor_tells_each_warning_once_and_all_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server(tmp_path, options={"appendonly": "no"}) as redis:
+        server = Server("teashop", backend=RedisBackend(redis.url), state_keys=[KEY, f"{KEY}new"])
+        server.asgi()
+        await server.start()
+        caplog.clear()
+        assert await asyncio.to_thread(main, ["doctor", "--backend", redis.url, "teashop"]) == 0
+        await server.stop()
+    told = capsys.readouterr()
+    assert told.out.count("does not save its data to disk") == 1
+    assert "does not save its data" not in told.err + caplog.text
+    first, second = server.engine.state_keys.ids
+    assert f"serves (key {first}, also reads {second})." in told.out
+
+
 def test_memory_is_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--backend", "memory:", "teashop"]) == 0
     assert capsys.readouterr().out == "ok       Memory is not shared between processes, so there is nothing to check.\n"

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,9 +173,9 @@ async def test_state_past_its_time_is_refused(monkeypatch: pytest.MonkeyPatch) -
     server = make(limits=Limits(ask_seconds=100))
     now = time.time()
     state = await begin(server)
-    monkeypatch.setattr("weft.server.asking.rounds.time.time", lambda: now + 98)
+    monkeypatch.setattr("weft.server.asking.rounds.time", SimpleNamespace(time=lambda: now + 98))
     assert completed(await go_on(server, state))
-    monkeypatch.setattr("weft.server.asking.rounds.time.time", lambda: now + 101)
+    monkeypatch.setattr("weft.server.asking.rounds.time", SimpleNamespace(time=lambda: now + 101))
     assert is_refused(await go_on(server, state))
 
 

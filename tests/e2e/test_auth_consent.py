@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from html import unescape
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,7 +178,8 @@ async def test_a_document_is_fetched_anew_when_its_time_is_over(monkeypatch: pyt
         host.document["client_id"] = url
         names = []
         for later in (0, 599, 601):
-            monkeypatch.setattr("weft.authorization.clients.time.monotonic", lambda: started + later)  # noqa: B023 - used at once
+            clock = SimpleNamespace(monotonic=lambda now=started + later: now)
+            monkeypatch.setattr("weft.authorization.clients.time", clock)
             client = await clients.find(url)
             assert client is not None
             names.append(client.client_name)

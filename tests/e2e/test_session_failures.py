@@ -260,7 +260,7 @@ async def test_a_stream_that_cannot_be_kept_reaches_whoever_is_there(
     assert events[-1].data["result"]["content"][0]["text"] == "done"
     assert {event.id is None for event in events} == {down == "log"}  # nobody is to come back for what is not there
     told = {
-        "log": "Keeping the stream of a call in the Backend raised ConnectionError: the backend is down",
+        "log": "The stream of a call could not be stored in the backend: ConnectionError: the backend is down",
         "bus": "The Backend's bus fails (ConnectionError): events of resumed streams are sent late.",
     }
     assert caplog.text.count(told[down]) == 1
@@ -366,7 +366,7 @@ async def test_a_session_that_cannot_be_ended_for_another_is_in_the_log(
     part(peer, "store").is_down = True
     sessions.end_soon(sessions._local(peer.session))
     await eventually(lambda: not sessions._background)
-    assert "Keeping sessions in the Backend raised ConnectionError: the backend is down" in caplog.text
+    assert "Sessions could not be renewed in the backend: ConnectionError: the backend is down" in caplog.text
 
 
 # A handshake that comes to nothing.

@@ -82,6 +82,7 @@ async def count() -> dict[str, int]:
         "logs": len(backend.log._logs),
         "topics": len(backend.bus._topics),
         "streams": len(sessions.streams._kept) + len(sessions.streams._keys) + len(sessions.streams._readers),
+        "open streams": len(sessions.streams._open),
         "bytes": sessions.streams._bytes,
         "open stacks": opened - closed,
         "objects": len(gc.get_objects()),

@@ -105,11 +105,11 @@ async def test_a_client_is_sent_away_as_often_as_the_handler_wants(peer: AppPeer
 
 
 @pytest.mark.spec("L11-16", "L11-17")
-@pytest.mark.parametrize("peer", [{"replay_seconds": 0.05}], indirect=True)
+@pytest.mark.parametrize("peer", [{"replay_seconds": 1.5}], indirect=True)
 async def test_a_client_may_come_back_however_long_nothing_was_said(peer: AppPeer) -> None:
     await peer.open()
-    last = await sent_away(peer, seconds=0.4)
-    await asyncio.sleep(0.15)  # by now nothing of the stream is kept any more; but nothing came, either
+    last = await sent_away(peer, seconds=4)
+    await asyncio.sleep(3)  # the stream is kept, because its call is not answered
     first = await peer.get(last)
     assert first.status == 200
     second = await peer.get(last)  # and again, as a proxy's limits may have it

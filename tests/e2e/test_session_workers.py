@@ -1,8 +1,10 @@
 """Two workers that share a Backend serve one session: what is said at the one holds at the other."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called
 from weft import Context, Limits, Server
 from weft.backends.memory import MemoryBackend
 from weft.protocol.revisions import SESSION_REVISIONS as REVISIONS
+from weft.server.sessions import sessions
 from weft.server.sessions.session import _asker
 
 
@@ -70,8 +73,8 @@ Make = Callable[..., tuple[Server, Server]]
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     made: list[Server] = []
 
-    def workers(**limits: Any) -> tuple[Server, Server]:
-        backend = request.param()
+    def workers(clock: Callable[[], float] = time.monotonic, **limits: Any) -> tuple[Server, Server]:
+        backend = request.param(clock)
         made.extend(make_worker(backend, **limits) for _ in range(2))
         return made[-2], made[-1]
 
@@ -254,26 +257,55 @@ async def test_changes_at_both_workers_at_once_are_all_kept(pair: Pair) -> None:
         assert (connection.log_level, connection.subscribed_uris) == ("error", {"a://1", "a://2"})
 
 
-async def test_a_session_used_only_elsewhere_is_not_ended_where_it_was_opened(make: Make) -> None:
-    a, b = make(session_unused_seconds=0.5, session_idle_seconds=0.5)
+class Clock:
+    """The clock of two workers and of their backend, which a test can put forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=self.now))
+
+    def now(self) -> float:
+        return time.monotonic() + self.ahead
+
+    async def forward(self, seconds: float, *workers: Server) -> None:
+        """Put the clock forward, and let the workers look for idle sessions."""
+        self.ahead += seconds
+        for worker in workers:
+            its = worker.engine.sessions
+            if its._sweeping is not None:  # it has sessions
+                its._sweeping.cancel()
+                its._sweep()
+            await eventually(lambda its=its: not its._background)
+
+
+async def test_a_session_used_only_elsewhere_is_not_ended_where_it_was_opened(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    a, b = make(clock.now, session_unused_seconds=500, session_idle_seconds=500)
     client = AppPeer(a.asgi())
     await client.open(ready=False)
     there = client.on(b.asgi())
     for number in range(10):
         assert (await there.post(called("add", number, a=1, b=1))).status == 200
-        await asyncio.sleep(0.1)
+        await clock.forward(100, a, b)
     assert (await client.post(called("add", a=1, b=1))).status == 200
-    await eventually(lambda: len(a.engine.sessions) == len(b.engine.sessions) == 0)
-    await asyncio.sleep(0.1)  # the record lives a tenth longer than the parts of it in the workers
+    await clock.forward(501, a, b)
+    assert len(a.engine.sessions) == len(b.engine.sessions) == 0
+    await clock.forward(50)  # the record lives a tenth longer than the parts of it in the workers
     assert (await there.post(called("add", a=1, b=1))).status == 404
 
 
-async def test_a_session_with_an_open_stream_is_known_everywhere_however_long_it_is_silent(make: Make) -> None:
-    a, b = make(session_unused_seconds=0.4, session_idle_seconds=0.4)
+async def test_a_session_with_an_open_stream_is_known_everywhere_however_long_it_is_silent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    a, b = make(clock.now, session_unused_seconds=500, session_idle_seconds=500)
     client = AppPeer(a.asgi())
     await client.open()
     stream = await client.get()
-    await asyncio.sleep(1.2)
+    for _ in range(15):
+        await clock.forward(100, a, b)
     assert (await client.on(b.asgi()).post(called("add", a=1, b=1))).status == 200
     assert not stream.ended
     await client.leave()

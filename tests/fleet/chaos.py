@@ -2,7 +2,9 @@
 
 A client retries as the protocol says. In the stateless era it sends a request again whose connection broke, or that was
 answered with 502, 503 or 504. In a session it resumes a stream with `Last-Event-ID`, and sends a message again that was
-not accepted; if the session is gone (404), it opens a new one. Whatever else happens is an unexplained error.
+not accepted; if the session is gone (404), it opens a new one. Everything else is an unexplained error, and so is a
+broken connection if no worker was killed meanwhile, and a 503 if Redis was not killed: only the answer to a question
+may be refused, if the worker that has asked was killed.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ class Chaos:
 
     port: int
     phase: str = "calm"
-    may_lose_sessions: bool = False
+    may_lose_sessions: bool = False  # since Redis was killed
     is_over: bool = False
     phases: list[str] = field(default_factory=lambda: ["calm"])
     tally: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])  # by what and phase
@@ -109,6 +111,7 @@ class Client(SocketPeer):
         self.name = name
         self.number = 0
         self.random = random.Random(f"13 {name}")
+        self.sent = 0.0  # when the last request was sent
 
     async def run(self) -> None:
         while not self.chaos.is_over:
@@ -130,6 +133,7 @@ class Client(SocketPeer):
         self, verb: str, body: Any = None, headers: Mapping[str, str | None] | None = None, *, session: Any = ...
     ) -> Exchange:
         """Send one request. Its status is 0 if the connection breaks before an answer comes."""
+        self.sent = time.monotonic()
         try:
             return await super().request(verb, body, headers, session=session)
         except OSError:
@@ -144,11 +148,20 @@ class Client(SocketPeer):
             self.chaos.fail(self.name, f"was told {found}, not {mine}")
         return found
 
-    async def wait(self, exchange: Exchange) -> None:
-        """Note why a request has to be sent again, and wait as the server says."""
+    async def wait(self, exchange: Exchange, asked: float | None = None) -> None:
+        """Note why a request has to be sent again, check that there is a reason for it, and wait as the server says.
+
+        `asked` is for the answer to a question: when the call began that has asked.
+        """
         self.chaos.note("503 with Retry-After" if exchange.status == 503 else "retries")
         if exchange.status == 503:
             assert "retry-after" in exchange.headers, await exchange.body()
+        since = asked if exchange.status == 503 else self.sent
+        is_explained = since is not None and any(one.at > since - 1 for one in self.chaos.killed)
+        if not is_explained and not self.chaos.may_lose_sessions:
+            self.chaos.fail(
+                self.name, f"operation {self.number} was refused with {exchange.status}, and none was killed"
+            )
         await asyncio.sleep(min(float(exchange.headers.get("retry-after", 0.1)), 1.0))
 
 
@@ -316,8 +329,8 @@ class _WithSession(Client):
         if not self.chaos.may_lose_sessions:
             self.chaos.fail(self.name, "a session was lost")
 
-    async def tell(self, body: Any) -> None:
-        """Send a message that has no answer, until it is accepted."""
+    async def tell(self, body: Any, asked: float | None = None) -> None:
+        """Send a message that has no answer, until it is accepted. For `asked` see `wait`."""
         while True:
             told = await self.post(body)
             if told.status == 404:
@@ -325,7 +338,7 @@ class _WithSession(Client):
             if told.status not in _BUSY:
                 assert told.status == 202, (told.status, await told.body())
                 return
-            await self.wait(told)
+            await self.wait(told, asked)
 
     async def call(
         self, tool: str, hear: Callable[[Event], Any] | None = None, *, cuts: int = 0, **arguments: Any
@@ -391,7 +404,7 @@ class _WithSession(Client):
         assert question["method"] == "elicitation/create", question
         text = question["params"]["message"]
         assert text.startswith(f"{self.name} {self.number}"), question
-        await self.tell(accept(question, text))
+        await self.tell(accept(question, text), self.begun)
         self.chaos.note("questions answered")
 
     async def step(self) -> None:

@@ -26,6 +26,7 @@ from chaos import (
 
 from support.deployments import Deployment, NginxDeployment, WorkersDeployment, behind_nginx, with_workers
 from support.notes import Notes
+from support.redis_servers import until
 
 SERVER = Path(__file__).parent / "servers" / "chaos.py"
 KINDS: dict[type[Client], int] = {
@@ -38,6 +39,8 @@ KINDS: dict[type[Client], int] = {
     ListenListener: 2,
     Changer: 1,
 }
+WITH_SESSIONS = sum(KINDS[kind] for kind in (SessionCaller, SessionAsker, Streamer, GetListener))  # clients
+MOST_SECONDS = 90  # of chaos; these tests run alone, see the Makefile
 ROWS = [
     "workers killed", "sessions opened", "sessions told gone (404)", "stateless calls", "stateless calls in rounds",
     "session calls", "session calls that ask", "streamed calls", "questions answered", "changes", "events",
@@ -53,11 +56,14 @@ async def go_on(chaos: Chaos, harm: Callable[[], Awaitable[None]]) -> list[Clien
     clients = [kind(chaos, f"{kind.__name__} {number}") for kind, count in KINDS.items() for number in range(count)]
     tasks = [asyncio.create_task(client.run()) for client in clients]
     try:
-        await harm()
+        async with asyncio.timeout(MOST_SECONDS):
+            await harm()
+            chaos.enter("end")
+            chaos.is_over = True
+            await asyncio.gather(*tasks)
     finally:
-        chaos.enter("end")
-        chaos.is_over = True
-        await asyncio.gather(*tasks)
+        for task in tasks:
+            task.cancel()
     return clients
 
 
@@ -139,9 +145,8 @@ def report(chaos: Chaos, deployment: Deployment, seconds: float, show: Callable[
 async def test_workers_and_redis_die_and_no_client_notices_more_than_it_has_to(
     tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
-    started = time.monotonic()
     with behind_nginx(SERVER, tmp_path / "chaos") as deployment:
-        chaos = Chaos(deployment.port)
+        chaos, started = Chaos(deployment.port), time.monotonic()
 
         async def harm() -> None:
             await asyncio.sleep(2)
@@ -160,22 +165,26 @@ async def test_workers_and_redis_die_and_no_client_notices_more_than_it_has_to(
             await asyncio.to_thread(deployment.redis.kill)
             await asyncio.to_thread(lambda: deployment.redis.start(empty=True))
             await asyncio.sleep(8)
+            await asyncio.to_thread(
+                until,
+                lambda: chaos.total("sessions told gone (404)") == WITH_SESSIONS,
+                "all are told that their session is gone",
+                MOST_SECONDS,
+            )
 
         clients = await go_on(chaos, harm)
         judge_charges(chaos, deployment.server.log)
         judge_changes(chaos, clients)
         report(chaos, deployment, time.monotonic() - started, record_property)
-    assert chaos.tally["stateless calls", "Redis stopped"] > 100  # they need no backend
-    assert chaos.total("sessions told gone (404)") > 10
-    assert time.monotonic() - started < 90
+    assert chaos.tally["stateless calls", "Redis stopped"] > 20  # they need no backend
+    assert chaos.total("sessions told gone (404)") == WITH_SESSIONS
 
 
 async def test_workers_of_one_machine_die_and_no_client_notices_more_than_it_has_to(
     tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
-    started = time.monotonic()
     with with_workers(SERVER, tmp_path / "chaos") as deployment:
-        chaos = Chaos(deployment.port)
+        chaos, started = Chaos(deployment.port), time.monotonic()
 
         async def harm() -> None:
             await asyncio.sleep(2)
@@ -189,5 +198,4 @@ async def test_workers_of_one_machine_die_and_no_client_notices_more_than_it_has
         judge_charges(chaos, deployment.server.log)
         judge_changes(chaos, clients)
         report(chaos, deployment, time.monotonic() - started, record_property)
-    assert chaos.total("sessions opened") == len([client for client in clients if client.session is not None])
-    assert time.monotonic() - started < 90
+    assert chaos.total("sessions opened") == WITH_SESSIONS

@@ -173,8 +173,8 @@ def test_a_ring_from_the_environment():
     ("secrets", "said"),
     [
         ([], "needs at least one secret"),
-        (["swordfish"], "Secret 1 of 1 has 9 bytes, but a safe one has at least 16"),
-        ([NEW, b"123456789012345"], "Secret 2 of 2 has 15 bytes"),
+        (["swordfish"], "Key 1 of 1 has 9 bytes, but a safe one has at least 16"),
+        ([NEW, b"123456789012345"], "Key 2 of 2 has 15 bytes"),
         ([32], "text or bytes"),  # which Python would make 32 zeros of
     ],
 )

@@ -241,7 +241,7 @@ def test_questions_by_hand_are_questions(requests: Any) -> None:
 
 def test_a_bad_key_in_the_environment_is_told_of_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_STATE_KEY", "short")
-    with pytest.raises(UsageError, match=r"The variable WEFT_STATE_KEY cannot be used\. Secret 1 of 1 has 5 bytes"):
+    with pytest.raises(UsageError, match=r"The variable WEFT_STATE_KEY cannot be used\. Key 1 of 1 has 5 bytes"):
         Server("s")
 
 

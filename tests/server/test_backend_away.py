@@ -71,6 +71,7 @@ async def workers() -> AsyncIterator[list[Server]]:
     yield made
     for server in made:
         await server.stop()
+        assert server.engine.sessions.streams._open == {}
 
 
 def parts(workers: list[Server]) -> Any:

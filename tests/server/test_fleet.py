@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.backends import YieldingBackend
+from support.fleets import die
 from support.processes import Process
 from support.raw_sessions import FORM, AppPeer, Reply, SocketPeer, accept, called, eventually, message, open_sse
 from support.redis_servers import RedisServer, redis_server
@@ -21,6 +22,7 @@ from weft.auth import StaticTokens
 from weft.backends.redis import RedisBackend, commands
 from weft.errors import BackendUnavailable, StartError
 from weft.server.calls.changes import Change
+from weft.server.http import session as http_session
 from weft.server.runtime import fleet
 from weft.server.sessions import streams
 
@@ -62,15 +64,6 @@ def make_worker(backend: Any, name: str = "fleet", **options: Any) -> Server:
         await asyncio.sleep(60)
 
     return server
-
-
-async def die(server: Server) -> None:
-    """End a worker as a kill does: it says nothing, and its lease expires."""
-    one = server.engine.fleet
-    one._renewing.cancel()
-    while one._leave_bus:
-        await one._leave_bus.pop()()
-    await one._backend.store.delete(f"worker/{one.worker}")
 
 
 @pytest.fixture
@@ -129,6 +122,19 @@ async def test_a_lease_is_renewed_and_comes_back_if_the_store_has_lost_it(
     await fresh.stop()
 
 
+async def test_a_lease_that_cannot_be_read_keeps_no_worker_from_starting(
+    workers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, _ = (server.engine.fleet for server in workers)
+    await b._backend.store.put(f"worker/{b.worker}", b"\x00nonsense", ttl=60)
+    fresh = make_worker(workers[0].backend)
+    await fresh.start()
+    assert len(await fresh.engine.fleet.workers()) == 2
+    assert f"The lease of worker {b.worker} cannot be read, and is ignored" in caplog.text
+    await fresh.stop()
+    assert await a.is_alive(b.worker)
+
+
 async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +150,24 @@ async def test_nobody_is_dead_because_the_store_has_lost_all_leases(
     await asyncio.sleep(0.5)
     assert await a.is_alive(b.worker)
     assert not await a.is_alive(c.worker)
+
+
+async def test_a_worker_whose_lease_neither_changes_nor_expires_is_dead(workers: list[Server]) -> None:
+    a, b, c = (server.engine.fleet for server in workers)
+    lease = f"worker/{c.worker}"
+    await die(workers[2])
+    await c._backend.store.put(lease, b"the clock of the backend was set back", ttl=3600)
+    assert await a.is_alive(c.worker)
+    assert await a.is_alive(b.worker)
+    for other, (known, since) in a._known_leases.items():
+        a._known_leases[other] = known, since - 2 * fleet.LEASE_SECONDS  # long ago
+    await b._renew_once()
+    assert [await a.is_alive(other.worker) for other in (b, c)] == [True, False]
+    a._unsure_until = math.inf
+    assert await a.is_alive(c.worker)
+    a._unsure_until = -math.inf
+    await c._backend.store.put(lease, b"renewed after all", ttl=3600)
+    assert await a.is_alive(c.worker)
 
 
 async def test_nobody_is_dead_because_the_backend_was_away_for_long(
@@ -273,7 +297,12 @@ async def test_workers_open_each_others_states_or_do_not_serve(first: Any, secon
     if fits:
         await b.start()
     else:
-        with pytest.raises(StartError, match=r"another key for `requestState`.*WEFT_STATE_KEY=old,new"):
+        told = {
+            (False, False): r"another key for `requestState`.*WEFT_STATE_KEY=old,new",
+            (True, False): r"^Process \d+ on \S+ does not know the first key of WEFT_STATE_KEY yet.*=old,new first\.$",
+            (False, True): r"^This worker does not know the key with which process \d+ on \S+ encrypts.*=new,old\.$",
+        }[first[0] in second, second[0] in first]
+        with pytest.raises(StartError, match=told):
             await b.start()
         refused = await (peer := AppPeer(b.asgi())).stateless("tools/list", {})
         assert refused.status == 500  # and says nothing of keys
@@ -314,6 +343,18 @@ def test_a_fleet_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     make_worker(SharedBackend()).asgi()
     monkeypatch.delenv("WEFT_STATE_KEY")
     make_worker(MemoryBackend()).asgi()  # nobody else can have it
+
+
+async def test_an_unknown_session_is_explained_by_the_shared_backend(caplog: pytest.LogCaptureFixture) -> None:
+    http_session._warn_of_sessions.cache_clear()
+    worker = make_worker(SharedBackend(), state_keys=[SECRETS[0]])
+    client = AppPeer(worker.asgi())
+    await client.open()
+    client.session = "unknown"
+    assert (await client.post(message("ping", id=1))).status == 404
+    await worker.stop()
+    assert "The session has expired or was ended, or the backend has lost its data." in caplog.text
+    assert "backend=" not in caplog.text
 
 
 async def test_two_servers_in_one_backend_do_not_meet() -> None:
@@ -390,6 +431,33 @@ async def test_a_large_message_to_a_busy_worker_is_sent_once(
     assert not a._missing
 
 
+@pytest.mark.security("R12")
+async def test_a_large_message_to_a_worker_that_is_not_connected_is_sent_once_and_again_when_it_is(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CONFIRM_SECONDS", 0.02)
+    a, b = (server.engine.fleet for server in workers[:2])
+    heard: list[bytes] = []
+    b.hear_direct(heard.append)
+    bus: Any = workers[0].engine.whole_backend.bus._inner  # type: ignore[attr-defined] - of the yielding one
+    publish, sent, is_connected = bus.publish, [], False
+
+    async def note(topic: str, letter: bytes) -> int:
+        if not topic.endswith(b.worker):
+            return await publish(topic, letter)
+        sent.append(len(letter))
+        return await publish(topic, letter) if is_connected else 0
+
+    monkeypatch.setattr(bus, "publish", note)
+    sending = asyncio.create_task(a.send(b.worker, b"x" * 100_000))
+    await eventually(lambda: len(sent) >= 6)
+    assert sent[0] > 100_000
+    assert max(sent[1:]) < 100
+    is_connected = True
+    assert await sending
+    assert heard == [b"x" * 100_000]
+
+
 # Changes.
 
 
@@ -425,6 +493,37 @@ async def test_many_changes_are_few_messages_and_too_many_are_one(
         workers[0].notify_resource_updated(f"a://{number}")
     await eventually(lambda: "everything" in told)
     assert len(told) <= 21
+
+
+@pytest.mark.security("R12")
+async def test_changes_with_long_uris_are_one_message_also_after_a_failure(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MOST_CHANGE_CHARACTERS", 1000)
+    told: list[str] = []
+    changes = workers[1].engine.changes
+    monkeypatch.setattr(changes, "receive", lambda change: told.append(change.uri))
+    monkeypatch.setattr(changes, "receive_all", lambda: told.append("everything"))
+    for _ in range(10):
+        workers[0].notify_resource_updated("a://" + "u" * 900)  # the same one again is not counted
+    await eventually(lambda: told)
+    assert told == ["a://" + "u" * 900]
+    told.clear()
+    for number in range(3):
+        workers[0].notify_resource_updated(f"a://{number}", part_of="a://" + "u" * 400)
+    await eventually(lambda: told == ["everything"])
+    told.clear()
+    one = workers[0].engine.fleet
+    workers[0].backend.bus.is_gone = True  # type: ignore[attr-defined] - of the yielding one
+    workers[0].notify_resource_updated("a://1/" + "u" * 600)
+    await eventually(lambda: one._sending is not None and not one._sending.done() and one._unsent)  # it has failed once
+    workers[0].notify_resource_updated("a://2/" + "u" * 600)
+    await eventually(lambda: one._is_all_unsent)
+    assert (one._unsent, one._unsent_characters) == ({}, 0)
+    workers[0].backend.bus.is_gone = False  # type: ignore[attr-defined] - of the yielding one
+    await eventually(lambda: told == ["everything"])
+    workers[0].notify_resource_updated("a://1")
+    await eventually(lambda: told == ["everything", "a://1"])
 
 
 async def test_changes_that_cannot_be_sent_yet_are_sent_later(
@@ -481,10 +580,22 @@ async def test_changes_at_the_end_do_not_keep_a_worker_from_stopping(
     assert "The last changes of this worker were not sent" in caplog.text
 
 
+async def test_a_worker_signs_off_also_if_it_does_not_wait_for_open_calls(caplog: pytest.LogCaptureFixture) -> None:
+    backend = YieldingBackend()
+    fresh = make_worker(backend, limits=Limits(drain_seconds=0))
+    await fresh.start()
+    assert await fleet.find_workers(fresh.engine.backend)
+    await fresh.stop()
+    assert not [key for key in backend.memory.store._values if "worker" in key]
+    assert backend.memory.bus._topics == {}
+    assert "could not sign off" not in caplog.text
+
+
 async def test_a_backend_that_hangs_does_not_keep_a_worker_from_stopping(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fresh = make_worker(YieldingBackend(), limits=Limits(drain_seconds=0.05))
+    monkeypatch.setattr(fleet, "LEAVE_SECONDS", 0.05)
+    fresh = make_worker(YieldingBackend(), limits=Limits(drain_seconds=math.inf))
     await fresh.start()
     monkeypatch.setattr(fresh.engine.backend.sets, "remove", lambda *_: asyncio.sleep(60))
     async with asyncio.timeout(5):
@@ -524,6 +635,30 @@ async def test_a_stream_is_told_everything_if_changes_may_have_been_missed(worke
     await peer.leave()
 
 
+async def test_a_stream_is_told_everything_if_the_clock_of_the_backend_was_set_back(workers: list[Server]) -> None:
+    client = AppPeer(workers[0].asgi())
+    await client.open()
+    listening = await client.get()
+    await listening.first()
+    workers[0].notify_tools_changed()
+    stream, _, number = ((await listening.next()).id or "").rpartition(".")
+    await listening.close()
+    later = f"{stream}.{int(number) + 3_600_000}"  # of an event in a log that has expired, before the clock was set back
+    resumed = await client.on(workers[1].asgi()).get(later)
+    assert (await resumed.message())["method"] == "notifications/tools/list_changed"
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await resumed.close()
+    log = workers[0].backend.memory.log  # type: ignore[attr-defined] - of the yielding one
+    for key in list(log._logs):
+        await log.delete(key)
+    resumed = await client.on(workers[1].asgi()).get(later)
+    await resumed.first()
+    workers[2].notify_prompts_changed()
+    assert (await resumed.message())["method"] == "notifications/prompts/list_changed"
+    await client.leave()
+
+
 # Streams of a dead worker.
 
 
@@ -557,11 +692,14 @@ async def test_a_call_of_a_dead_worker_is_answered_where_its_client_comes_back(
     await client.leave()
 
 
-async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(workers: list[Server]) -> None:
+async def test_a_client_that_comes_back_after_the_lease_is_told_at_once(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK_SECONDS", 600)
     client, call = await begin(workers)
     await die(workers[0])
     waiting = await client.on(workers[1].asgi()).get(call.events[-1].id)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):  # not only at the next check
         assert (await waiting.message())["error"]["code"] == -32603
     await workers[0].stop()
     await client.leave()

@@ -21,7 +21,16 @@ from weft.cli.calling import RemoteServer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
 from weft.net.hosts import is_loopback
-from weft.server.run.listening import HttpKeywords, HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.run.listening import (
+    HttpKeywords,
+    HttpOptions,
+    bind,
+    check_exposure,
+    for_hosts,
+    needed_host,
+    try_line,
+    url_of,
+)
 
 
 @pytest.fixture
@@ -179,19 +188,32 @@ def test_the_url_is_one_that_works_from_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "shown"),
+    ("allowed", "shown", "named", "needed"),
     [
-        (["api.example.com", "localhost"], "api.example.com:PORT"),
-        (["*", "*.example.com", "api.example.com:8443"], "api.example.com:8443"),
-        (["*"], "127.0.0.1:PORT"),
-        (["::1"], "[::1]:PORT"),
-        (["[::1]:80"], "[::1]:80"),
+        (["api.example.com", "localhost"], "localhost", " for the host api.example.com", None),
+        (["*", "*.example.com", "api.example.com:8443"], "127.0.0.1", "", None),
+        (["*"], "127.0.0.1", "", None),
+        (["::1"], "[::1]", "", None),
+        (["*.example.com", "b.example"], "127.0.0.1", " for the hosts *.example.com, b.example", "www.example.com"),
+        (["a.example:80"], "127.0.0.1", " for the host a.example:80", "a.example:80"),
     ],
 )
-def test_the_url_is_under_a_name_that_is_served(allowed: list[str], shown: str) -> None:
+def test_the_url_is_where_it_listens_and_other_hosts_are_named_apart(
+    allowed: list[str], shown: str, named: str, needed: str | None
+) -> None:
+    options = HttpOptions(host="0.0.0.0", allowed_hosts=allowed)
     with bind("127.0.0.1", 0) as listener:
-        url = url_of(HttpOptions(host="0.0.0.0", allowed_hosts=allowed), listener)
-        assert url == f"http://{shown}/mcp".replace("PORT", str(listener.getsockname()[1]))
+        url = url_of(options, listener)
+        assert url == f"http://{shown}:{listener.getsockname()[1]}/mcp"
+    assert for_hosts(options) == named
+    assert needed_host(options, url) == needed
+
+
+def test_what_to_try_sends_the_host_that_is_allowed(start) -> None:
+    process = start("server.run('http', port=0, allowed_hosts=['mcp.example.com'])")
+    url = process.url()
+    assert process.until("Try:").endswith(f"weft call {url} pid --header 'Host: mcp.example.com'")
+    RemoteServer(url, 30, headers={"Host": "mcp.example.com"}).call_tool("pid", {})
 
 
 def test_there_is_nothing_to_try_without_a_tool() -> None:

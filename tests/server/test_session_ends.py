@@ -58,6 +58,7 @@ def nothing_left(server: Any) -> bool:
         or backend.store._values
         or backend.log._logs
         or server.engine.sessions.streams._kept
+        or server.engine.sessions.streams._open
     )
 
 

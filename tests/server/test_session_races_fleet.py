@@ -473,7 +473,9 @@ async def test_an_outage_is_logged_seldom(make: Make, caplog: pytest.LogCaptureF
         workers[0].engine.sessions._sweep()
         await eventually(lambda: not workers[0].engine.sessions._background)
     parts(workers).store.is_gone = False
-    assert caplog.text.count("Keeping sessions in the Backend raised BackendUnavailable") == 2  # the first, the tenth
+    assert (
+        caplog.text.count("Sessions could not be renewed in the backend: BackendUnavailable") == 2
+    )  # the first, the tenth
     for client in clients:
         local(workers[0], client).in_use -= 1
         await client.leave()

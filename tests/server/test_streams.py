@@ -1,6 +1,7 @@
 """Streams: what is kept of them is counted exactly, and given up in order."""
 
 import asyncio
+import math
 import os
 import tracemalloc
 from contextlib import aclosing
@@ -87,6 +88,159 @@ async def test_an_entry_larger_than_all_may_be_is_kept_until_the_next() -> None:
     assert len(backend.log._logs) == 1  # or it could not be read at all
     await streams.append("s", "2", b"y")
     assert list(backend.log._logs) == ["stream/s/2"]
+
+
+@pytest.mark.security("R12")
+async def test_what_is_kept_of_open_streams_without_events_is_counted() -> None:
+    backend, streams = make(replay_events=5, replay_bytes=10_000)
+    names = [f"open {number}" for number in range(4)]
+    for number, name in enumerate(names):
+        streams.open("s", name, [number])
+    for number in range(100):
+        await streams.append("s", names[number * 7 % 4], b"x" * (number * 37 % 300))
+        assert streams._bytes == cost(backend) <= 10_000
+        assert len(backend.log._logs) == min(number + 1, 4)
+    for name in names:
+        await streams.append("s", name, b"", is_last=True)
+    assert streams._open == {}
+    await streams.append("s", "other", b"x" * 10_000)
+    assert list(backend.log._logs) == ["stream/s/other"]
+
+
+async def test_if_there_is_no_room_for_all_open_streams_the_newest_has_its_event() -> None:
+    backend, streams = make(replay_bytes=100)
+    for name in ("1", "2", "3", "1"):
+        streams.open("s", name, [])
+        await streams.append("s", name, b"event")
+    entries = {key: [entry.partition(b"\n")[2] for _, entry in one.kept] for key, one in backend.log._logs.items()}
+    assert entries == {"stream/s/1": [b"event"], "stream/s/2": [b""], "stream/s/3": [b""]}
+
+
+async def test_a_note_takes_the_place_of_no_event() -> None:
+    backend, streams = make(replay_events=3, replay_bytes=5_000)
+    streams.open("s", "1", [7])
+    last = [read_event_id(await streams.append("s", "1", b"dropped")) for _ in range(3)][-1]
+    assert last is not None
+    await streams.append("s", "2", b"x" * 3_000)
+    for number in range(3):
+        await streams.append("s", "1", b"%d" % number)
+    async with aclosing(streams.follow("s", "1", last[1], wake=asyncio.Event())) as events:
+        assert [(await anext(events)).data for _ in range(3)] == [b"0", b"1", b"2"]  # type: ignore[union-attr]
+    await streams.append("s", "1", b"3")
+    assert not await streams.is_whole("s", "1", last[1])  # 0 is dropped, and the note before it
+    assert [entry.partition(b"\n")[2] for _, entry in backend.log._logs["stream/s/1"].kept] == [b"1", b"2", b"3"]
+
+
+async def test_a_note_is_not_taken_for_an_event_that_is_stored_again() -> None:
+    _, streams = make(replay_bytes=3_000)
+    streams.open("s", "1", [7])
+    before = await streams.append("s", "1", b"event")
+    await streams.append("s", "2", b"x" * 2_000)
+    assert await streams.find_after("s", "1", before, b"") is None
+    empty = await streams.append("s", "1", b"")
+    assert await streams.find_after("s", "1", before, b"") == empty
+
+
+# Streams whose requests are not answered are kept.
+
+
+async def test_a_quiet_stream_is_kept_until_its_last_event() -> None:
+    backend, streams = make(replay_seconds=1.5, replay_events=3)
+    streams.open("s", "1", [7])
+    first = read_event_id(await streams.append("s", "1", b"0"))
+    assert first is not None
+    for number in range(1, 4):
+        await streams.append("s", "1", b"%d" % number)
+    await asyncio.sleep(3)
+    entries = backend.log._logs["stream/s/1"].kept
+    assert [entry.partition(b"\n")[2] for _, entry in entries[:3]] == [b"1", b"2", b"3"]
+    assert len(entries) > 4  # notes
+    assert streams._bytes == cost(backend)
+    async with aclosing(streams.follow("s", "1", first[1], wake=asyncio.Event())) as events:
+        assert [(await anext(events)).data for _ in range(3)] == [b"1", b"2", b"3"]  # type: ignore[union-attr]
+        await streams.append("s", "1", b"4", is_last=True)
+        assert (await anext(events)).data == b"4"  # type: ignore[union-attr]
+    assert len(entries) - streams._kept["stream/s/1"].notes == 3
+    assert streams._bytes == cost(backend)
+    await asyncio.sleep(4)
+    assert (streams._bytes, streams._kept, backend.log._logs, streams._renewing_in) == (0, {}, {}, None)
+
+
+async def test_a_stream_that_is_closed_without_a_last_event_expires() -> None:
+    backend, streams = make(replay_seconds=1.5)
+    streams.open("s", "1", [7])
+    await streams.append("s", "1", b"event")
+    await asyncio.sleep(2.5)
+    assert await streams.newest("s", "1")
+    streams.close("s", "1")
+    await asyncio.sleep(4)
+    assert (streams._open, backend.log._logs) == ({}, {})
+
+
+async def test_a_stream_without_events_is_not_stored() -> None:
+    backend, streams = make(replay_seconds=0.3)
+    streams.open("s", "1", [7])
+    await asyncio.sleep(0.5)
+    assert backend.log._logs == {}
+
+
+async def test_a_renewal_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, streams = make(replay_seconds=1.5)
+    for name in ("1", "2"):
+        streams.open("s", name, [7])
+        await streams.append("s", name, b"event")
+    append, failures = backend.log.append, ["stream/s/1"]
+
+    async def fail_once(key: str, *args: Any, **options: Any) -> Any:
+        if key in failures:
+            failures.remove(key)
+            raise ConnectionError("the log is down")
+        return await append(key, *args, **options)
+
+    monkeypatch.setattr(backend.log, "append", fail_once)
+    await asyncio.sleep(3)
+    assert [len(entries.kept) > 1 for entries in backend.log._logs.values()] == [True, True]
+    assert [record.getMessage() for record in caplog.records] == [
+        "The log of a stream was not renewed: the log is down"
+    ]
+    assert streams._bytes == cost(backend)
+
+
+async def test_calls_that_end_quickly_have_one_timer_and_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, streams = make()
+    timers: list[float] = []
+    later = asyncio.get_running_loop().call_later
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "call_later", lambda delay, *rest: timers.append(delay) or later(delay, *rest)
+    )
+    for number in range(100):
+        streams.open("s", f"{number}", [number])
+        await streams.append("s", f"{number}", b"event")
+        await streams.append("s", f"{number}", b"answer", is_last=True)
+    assert timers.count(streams._renewal_seconds) == 1
+    assert {len(entries.kept) for entries in backend.log._logs.values()} == {2}
+
+
+@pytest.mark.parametrize("seconds", [0, math.inf])
+async def test_where_nothing_expires_or_all_at_once_there_are_no_renewals(seconds: float) -> None:
+    _, streams = make(replay_seconds=seconds)
+    streams.open("s", "1", [7])
+    assert streams._renewing_in is None
+
+
+def test_streams_are_renewed_in_the_event_loop_of_their_calls() -> None:
+    backend, streams = make(replay_seconds=1.5)
+
+    async def call(name: str, seconds: float) -> None:
+        streams.open("s", name, [7])
+        await streams.append("s", name, b"event")
+        await asyncio.sleep(seconds)
+
+    asyncio.run(call("1", 0))  # its timer is gone with its loop
+    asyncio.run(call("2", 2.5))
+    assert len(backend.log._logs["stream/s/2"].kept) > 1
 
 
 async def test_streams_of_two_workers_are_kept_by_number() -> None:

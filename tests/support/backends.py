@@ -1,9 +1,10 @@
 """Backends as they are on another machine: others run before and after every operation, and it may be gone."""
 
 import asyncio
+import time
 from typing import Any
 
-from weft.backends.memory import MemoryBackend
+from weft.backends.memory import Clock, MemoryBackend
 
 
 class Yielding:
@@ -34,8 +35,8 @@ class Yielding:
 class YieldingBackend:
     is_local = True
 
-    def __init__(self) -> None:
-        self.memory = MemoryBackend()
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.memory = MemoryBackend(clock)
         memory = self.memory
         self.store, self.log, self.sets, self.bus = (
             Yielding(part) for part in (memory.store, memory.log, memory.sets, memory.bus)

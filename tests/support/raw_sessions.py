@@ -5,11 +5,12 @@ Both have one `Exchange` per HTTP request, whose response is read as it comes. M
 
 import asyncio
 import contextlib
+import copy
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from support.wire import ACCEPT_BOTH, encode, headers_for
 from support.wire import message as stateless_message
@@ -19,6 +20,7 @@ from weft.eras.session import NEWEST
 __all__ = [
     "FORM",
     "AppPeer",
+    "Connection",
     "Event",
     "Exchange",
     "Peer",
@@ -31,6 +33,8 @@ __all__ = [
     "message",
     "open_sse",
 ]
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 FORM = {"elicitation": {}}  # the capability
 
@@ -344,7 +348,7 @@ class AppPeer(Peer):
         self.exchanges.clear()
 
 
-async def open_sse(here: AppPeer) -> tuple[Any, Any]:
+async def open_sse(here: AppPeer, version: str = "2024-11-05") -> tuple[Any, Any]:
     """Open a session of HTTP+SSE: its stream, and a function that sends a message with a peer of any worker."""
     here.scope["path"] = "/sse"
     stream = await here.request("GET", session=None)
@@ -355,7 +359,7 @@ async def open_sse(here: AppPeer) -> tuple[Any, Any]:
         peer.scope |= {"path": address[1].decode(), "query_string": address[2]}
         return await peer.request("POST", body, session=None)
 
-    hello = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     assert (await post(here, message("initialize", hello, 0))).status == 202
     assert "result" in await stream.message()
     return stream, post
@@ -393,12 +397,18 @@ class SocketPeer(Peer):
     """A client with a connection per request."""
 
     def __init__(self, port: int, headers: Mapping[str, str] | None = None) -> None:
-        self._port = port
         self._headers = list((headers or {}).items())
+        self._connect: Callable[[], Awaitable[Connection]] = lambda: asyncio.open_connection("127.0.0.1", port)
         self.exchanges: list[_SocketExchange] = []
 
+    def over(self, connect: Callable[[], Awaitable[Connection]]) -> Self:
+        """The same client, with a function that opens the connection of each request."""
+        other = copy.copy(self)
+        other._connect = connect
+        return other
+
     async def send(self, verb: str, headers: list[tuple[str, str]], body: bytes) -> Exchange:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self._connect()
         head = "".join(f"{name}: {value}\r\n" for name, value in [*headers, *self._headers])
         writer.write(f"{verb} /mcp HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
         self.exchanges.append(_SocketExchange(reader, writer))

@@ -59,6 +59,15 @@ def test_a_class_without_make_backend_says_what_is_missing() -> None:
         TestNothing().test_store_returns_what_was_put()
 
 
+def test_backends_that_do_not_share_their_data_are_told_so() -> None:
+    class TestApart(BackendContract):
+        async def make_backend(self) -> Backend:
+            return MemoryBackend()
+
+    with pytest.raises(AssertionError, match="called several times in a test, like several workers"):
+        TestApart().test_all_backends_of_a_test_see_the_same_data()
+
+
 # --- backends with one mistake each
 
 
@@ -113,6 +122,11 @@ class GivesPermitsFreely(Part):
 class WaitsTooLong(Part):
     async def take(self, key: str, *, count: int, seconds: float) -> float:
         return 5 * await self.part.take(key, count=count, seconds=seconds)
+
+
+class KeepsPermits(Part):
+    async def take(self, key: str, *, count: int, seconds: float) -> float:
+        return await self.part.take(key, count=count, seconds=1000 * seconds) and 0.01
 
 
 class HidesGaps(Part):
@@ -199,6 +213,11 @@ class NeverUnsubscribes(Part):
         return unsubscribe
 
 
+class CountsForever(Part):
+    async def publish(self, topic: str, message: bytes) -> int:
+        return await self.part.publish(topic, message) or 1
+
+
 class EndsAllSubscriptions(Part):
     async def subscribe(self, topic: str, hear: Any, missed: Any = None) -> Any:
         await self.part.subscribe(topic, hear, missed)
@@ -234,6 +253,8 @@ MISTAKES = [
     ("store", KeepsTheOldTime, "test_store_forgets_expired_values", "expires at the new time"),
     ("store", MixesGroups, "test_store_keeps_keys_apart", "each key has a value of its own"),
     ("store", GivesPermitsFreely, "test_permits_are_not_taken_twice", "7 of 7 permits"),
+    ("store", GivesPermitsFreely, "test_permits_come_back_while_others_try", "5 permits come back"),
+    ("store", KeepsPermits, "test_permits_come_back_while_others_try", "5 permits come back"),
     ("store", WaitsTooLong, "test_permits_come_back_evenly", "until the next permit"),
     ("log", HidesGaps, "test_log_keeps_the_last_entries_and_tells_gaps", "returns None if an entry above"),
     ("log", SeesGapsAtZero, "test_log_keeps_the_last_entries_and_tells_gaps", "all entries that still exist"),
@@ -248,6 +269,7 @@ MISTAKES = [
     ("sets", ReversesNames, "test_sets_add_and_remove_names", "sorted"),
     ("bus", SubscribesLate, "test_bus_subscriptions_begin_at_once", "a subscription exists when subscribe returns"),
     ("bus", NeverUnsubscribes, "test_bus_ends_subscriptions", "a subscription that has ended gets no messages"),
+    ("bus", CountsForever, "test_bus_ends_subscriptions", "returns 0 after all subscriptions have ended"),
     ("bus", EndsAllSubscriptions, "test_bus_ends_subscriptions", "ends no other"),
     ("bus", MixesTheOrder, "test_bus_keeps_the_order", "in their order"),
 ]
@@ -280,3 +302,62 @@ def test_a_backend_that_the_first_user_closes_is_found() -> None:
 
     with pytest.raises(AssertionError, match="stays open until its last user"):
         TestMistake().test_backend_counts_its_users()
+
+
+# --- slow backends
+
+
+class Slow(Part):
+    """Takes some time for every call."""
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.part, name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(0.02)
+            return await method(*args, **options)
+
+        return call
+
+
+class SlowBackend(MemoryBackend):
+    """Does everything right, but slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for part in ("store", "log", "sets"):
+            setattr(self, part, Slow(getattr(self, part)))
+
+
+class TestSlow(BackendContract):
+    backend = SlowBackend()
+
+    async def make_backend(self) -> Backend:
+        return self.backend
+
+    def test_backend_behaves_like_the_model(self) -> None:
+        """Leave it out: it has no times, and makes thousands of calls."""
+
+
+TIMED = [
+    "test_store_forgets_expired_values",
+    "test_permits_come_back_evenly",
+    "test_permits_come_back_while_others_try",
+    "test_log_expires_as_a_whole",
+    "test_sets_forget_expired_names",
+]
+
+
+@pytest.mark.parametrize("test", TIMED)
+def test_a_backend_that_is_slow_is_given_more_time(test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.testing.backend_contract._TIMES", (0.05, 1.0, 20.0))
+    getattr(TestSlow(), test)()
+
+
+@pytest.mark.parametrize("test", TIMED)
+def test_if_a_backend_is_too_slow_for_every_time_the_test_is_skipped(
+    test: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.testing.backend_contract._TIMES", (0.001, 0.01))
+    with pytest.raises(pytest.skip.Exception, match="so slow that a few calls take more than"):
+        getattr(TestSlow(), test)()

@@ -23,7 +23,7 @@ from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_an
 from weft.backends import Backend, default_backend, open_backend
 from weft.backends.memory import MemoryBackend
 from weft.backends.scoped import ScopedBackend
-from weft.errors import BackendUnavailable, UsageError
+from weft.errors import BackendUnavailable, StartError, UsageError
 from weft.net.asgi import Receive, Scope, Send
 from weft.net.hosts import HostPolicy, is_loopback, refusal
 from weft.net.logs import Seldom
@@ -43,6 +43,11 @@ _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 _MOST_GRACE_SECONDS = 60.0
 _ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
+_NO_KEY = (
+    "This authorization server shares a backend with other processes, so all of them need the same key to sign "
+    "tokens: AuthorizationServer(key=...), a private key in PEM. Make a key with: openssl ecparam -name prime256v1 "
+    "-genkey -noout"
+)
 _SHARED = (
     f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name. "
     "If one client reaches such a limit, all other clients behind the proxy are refused too"
@@ -65,7 +70,8 @@ class AuthorizationServer:
         registration: Whether clients may register themselves (RFC 7591). MCP has deprecated this, but some clients
             support nothing else.
         documents: Whether a client id may be the URL of a metadata document that describes the client (CIMD).
-        key: The private key that signs tokens, in PEM (P-256). Default: a new key for this process.
+        key: The private key that signs tokens, in PEM (P-256). Default: a new key for this process. Processes that
+            share a backend need the same key, so without one they do not start.
         backend: The backend that stores codes, refresh tokens and registrations, as a URL or an object. Default: the
             URL in the environment variable WEFT_BACKEND, or else the memory of this process.
         access_seconds: Lifetime of an access token.
@@ -111,6 +117,8 @@ class AuthorizationServer:
         given = backend or default_backend()
         shared = open_backend(given) if isinstance(given, str) else given
         self.backend: Backend = MemoryBackend() if shared is None else ScopedBackend(shared, issuer)
+        if key is None and not self.backend.is_local:
+            raise StartError(_NO_KEY)
         store = self.backend.store
         self.issuer = issuer
         self.origin = origin_of(issuer)

@@ -20,7 +20,7 @@ had run once, with these exceptions:
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from weft.errors import StartError, UsageError
@@ -33,6 +33,7 @@ __all__ = [
     "Sets",
     "Store",
     "Unsubscribe",
+    "check_backend",
     "default_backend",
     "open_backend",
     "set_default",
@@ -177,6 +178,35 @@ class Backend(Protocol):
         """Close the connections of the backend, if it has any, after the last user has called this method."""
         ...
 
+
+def check_backend(given: object) -> None:
+    """Raise UsageError if an object is not a backend. The message names what is missing.
+
+    >>> check_backend(object)
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: backend= was given the class object. Create an object: backend=object(...).
+    """
+    if isinstance(given, type):
+        name = given.__name__
+        raise UsageError(f"backend= was given the class {name}. Create an object: backend={name}(...).")
+    missing = [name for name in (*_PARTS, "is_local") if not hasattr(given, name)]
+    owners = [("", Backend, given), *((f"{name}.", cls, getattr(given, name, None)) for name, cls in _PARTS.items())]
+    for prefix, cls, owner in owners:
+        names = [name for name in vars(cls) if not name.startswith("_")]
+        missing += [f"{prefix}{name}()" for name in names if owner is not None and not _has_method(owner, name)]
+    if missing:
+        raise UsageError(
+            f"backend= was given an object of {type(given).__name__}, which is not a backend. It lacks "
+            f"{', '.join(missing)}. The class weft.backends.Backend says what each must do."
+        )
+
+
+def _has_method(owner: object, name: str) -> bool:
+    return callable(getattr(owner, name, None))
+
+
+_PARTS: Mapping[str, type] = {"store": Store, "log": Log, "sets": Sets, "bus": Bus}
 
 _default: Backend | str | None = None  # set by `set_default`
 

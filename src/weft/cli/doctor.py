@@ -62,8 +62,7 @@ async def _diagnose(backend: Backend) -> bool:
 
 async def _list_workers(backend: Backend, server: str) -> bool:
     """Print the workers of a server, and return whether they have keys that fit."""
-    await backend.start()
-    try:
+    try:  # without `start`, which would log what `_diagnose` has found
         workers = await find_workers(ScopedBackend(backend, server))
     except (BackendUnavailable, StartError) as error:
         print(f"{_SIGNS['error']}  {to_text(str(error))}")
@@ -74,14 +73,21 @@ async def _list_workers(backend: Backend, server: str) -> bool:
         print(f"{_SIGNS['warning']}  No worker of {to_text(repr(server))} uses this backend now.")
         print("         Check the name of the server, and that its workers have the same --backend and prefix.")
     for worker in workers:
-        key = f"key {worker.seals}" if worker.seals else "no key needed"
-        print(f"{_SIGNS['ok']}  Process {worker.process} on {to_text(worker.host)} serves ({key}).")
+        print(f"{_SIGNS['ok']}  Process {worker.process} on {to_text(worker.host)} serves ({_keys_of(worker)}).")
     if not _keys_fit(workers):
         print(f"{_SIGNS['error']}  These workers have different keys, so they cannot continue each other's calls.")
         print("         Set the same WEFT_STATE_KEY everywhere.")
         return False
     _compare_own_key(workers)
     return True
+
+
+def _keys_of(worker: WorkerFacts) -> str:
+    """Return the ids of a worker's keys, the one that encrypts first."""
+    if not worker.seals:
+        return "no key needed"
+    others = [key for key in worker.opens if key != worker.seals]
+    return f"key {worker.seals}, also reads {', '.join(others)}" if others else f"key {worker.seals}"
 
 
 def _compare_own_key(workers: list[WorkerFacts]) -> None:

@@ -46,21 +46,19 @@ def run(target: Target, parsed: Namespace, options: Mapping[str, Any]) -> int:
     if parsed.http:
         _check_exposure(given)
     listener = None if parsed.listener is None else socket.socket(fileno=parsed.listener)
-    start(server.engine, "http" if parsed.http else "stdio", given, target, listener)
+    start(server.engine, "http" if parsed.http else "stdio", given, target, listener, backend_url=parsed.backend)
     return 0
 
 
 def use_backend(url: str) -> None:
-    """Let servers that are loaded later, in this process and in its workers, share the backend of this URL.
+    """Let servers that are loaded later in this process share the backend of this URL.
 
-    Workers find the URL in their environment. It may have a password, and all users can see the command line of a
-    process.
+    The URL is not put into the environment: it may have a password, and programs that a tool starts must not have it.
     """
     try:
         set_default(open_backend(url))
     except UsageError as error:
         raise WrongCommand(f"--backend cannot be used. {error}") from None
-    os.environ["WEFT_BACKEND"] = url
 
 
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:

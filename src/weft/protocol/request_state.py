@@ -234,7 +234,7 @@ class KeyRing:
             raise UsageError(f"A KeyRing needs at least one secret. {_REMEDY}")
         for number, secret in enumerate(self._secrets, 1):
             if len(secret) < _LEAST_SECRET:
-                which = f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes"
+                which = f"Key {number} of {len(self._secrets)} has {len(secret)} bytes"
                 raise UsageError(f"{which}, but a safe one has at least {_LEAST_SECRET}. {_REMEDY}")
 
     def __repr__(self) -> str:

@@ -19,20 +19,24 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from weft.backends import Backend
 
 __all__ = ["BackendContract"]
 
-_TEST_SECONDS = 60.0  # timeout of one test
-_WAIT_SECONDS = 5.0  # how long a test waits for a message of the bus
-_TTL = 0.3  # time to live of entries that must expire
+_TEST_SECONDS = 240.0  # timeout of one test
+_WAIT_SECONDS = 30.0  # how long a test waits for a message of the bus
+# Times to live of entries that must expire, and times in which permits come back. A test repeats its steps with the
+# next of them if the steps were not done in time: the backend is slow, or the machine was busy.
+_TIMES = (0.3, 3.0, 20.0)
 _LATE = 0.1  # how much later than its time to live an entry may be returned
-_LONG = 60.0  # time to live of entries that must not expire during a test
+_LONG = 2 * _TEST_SECONDS  # time to live of entries that must not expire during a test
 _WRITERS = 6  # concurrent writers on each of the two backends
 _WRITES = 8  # writes of each writer
 
+_T = TypeVar("_T")
 _AsyncTest = Callable[["BackendContract", Backend, Backend], Awaitable[None]]
 
 
@@ -53,8 +57,8 @@ class BackendContract:
     async def make_backend(self) -> Backend:
         """Return a backend that is not started yet.
 
-        A test calls this method several times, to have several connections. All backends of one test must see the
-        entries and messages of each other. Return the same object each time if there can be only one.
+        It is called several times in a test, like several workers. All backends of one test must see the same data and
+        the messages of each other. Return the same object each time if there can be only one.
         """
         raise NotImplementedError("Define `async def make_backend(self)` in the subclass.")
 
@@ -71,6 +75,18 @@ class BackendContract:
                     await two.close()
             finally:
                 await one.close()
+
+    @_test
+    async def test_all_backends_of_a_test_see_the_same_data(self, one: Backend, two: Backend) -> None:
+        """Check that `make_backend` returns backends that share their data. All other tests need this."""
+        key = _key()
+        await one.store.put(key, b"1", ttl=_LONG)
+        _same(
+            await two.store.get(key),
+            b"1",
+            "make_backend is called several times in a test, like several workers, and each backend must see the same "
+            "data. Return the same object each time if there can be only one",
+        )
 
     # --- Store
 
@@ -133,19 +149,22 @@ class BackendContract:
     @_test
     async def test_store_forgets_expired_values(self, one: Backend, two: Backend) -> None:
         """Check the time to live of values."""
-        put, touched, shortened, swapped, kept = (_key() for _ in range(5))
-        began = time.monotonic()
-        for key in (put, touched, kept):
-            await one.store.put(key, b"1", ttl=_TTL)
-        await one.store.put(shortened, b"1", ttl=_LONG)
-        _same(await one.store.touch(shortened, ttl=_TTL), True, "Store.touch returns True if there is a value")
-        _same(await one.store.swap(swapped, None, b"1", ttl=_TTL), True, "Store.swap stores the first value")
-        _same(await two.store.touch(touched, ttl=_LONG), True, "Store.touch returns True if there is a value")
-        await one.store.put(kept, b"2", ttl=_LONG)
-        values = [await two.store.get(key) for key in (put, shortened, swapped)]
-        if time.monotonic() - began < _TTL:  # otherwise this machine was too slow
-            _same(values, [b"1"] * 3, "a value is returned until its time to live is over")
-        await asyncio.sleep(_TTL + _LATE)
+
+        async def write(ttl: float) -> tuple[list[str], bool, list[bytes | None]]:
+            put, touched, shortened, swapped, kept = keys = [_key() for _ in range(5)]
+            for key in (put, touched, kept):
+                await one.store.put(key, b"1", ttl=ttl)
+            await one.store.put(shortened, b"1", ttl=_LONG)
+            _same(await one.store.touch(shortened, ttl=ttl), True, "Store.touch returns True if there is a value")
+            _same(await one.store.swap(swapped, None, b"1", ttl=ttl), True, "Store.swap stores the first value")
+            is_touched = await two.store.touch(touched, ttl=_LONG)
+            await one.store.put(kept, b"2", ttl=_LONG)
+            return keys, is_touched, [await two.store.get(key) for key in (put, shortened, swapped)]
+
+        ttl, ((put, touched, shortened, swapped, kept), is_touched, values) = await _in_time(write)
+        _same(is_touched, True, "Store.touch returns True if there is a value")
+        _same(values, [b"1"] * 3, "a value is returned until its time to live is over")
+        await asyncio.sleep(ttl + _LATE)
         for key, rule in (
             (put, "Store.get returns None if the value has expired"),
             (shortened, "after Store.touch, a value expires at the new time"),
@@ -180,34 +199,50 @@ class BackendContract:
     @_test
     async def test_permits_come_back_evenly(self, one: Backend, two: Backend) -> None:
         """Check `Store.take`."""
-        key, count, seconds = _key(), 5, 1.0
-        began = time.monotonic()
-        waits = [await backend.store.take(key, count=count, seconds=seconds) for backend in (one, two, one, two, one)]
-        wait = await two.store.take(key, count=count, seconds=seconds)
-        if time.monotonic() - began < seconds / count / 2:  # otherwise this machine was too slow
+        count = 5
+
+        async def take_all(permit_seconds: float) -> tuple[str, float]:
+            key, seconds = _key(), count * permit_seconds
+            backends = (one, two, one, two, one)
+            waits = [await backend.store.take(key, count=count, seconds=seconds) for backend in backends]
             _same(waits, [0] * count, f"Store.take returns 0 for the first {count} of {count} permits")
-            _true(wait > 0, "Store.take returns the seconds to wait if all permits are taken", wait)
-        _true(wait <= 2 * seconds / count, "Store.take returns the seconds until the next permit comes back", wait)
+            return key, await two.store.take(key, count=count, seconds=seconds)
+
+        permit_seconds, (key, wait) = await _in_time(take_all)
+        _true(wait > 0, "Store.take returns the seconds to wait if all permits are taken", wait)
+        _true(wait <= 2 * permit_seconds, "Store.take returns the seconds until the next permit comes back", wait)
         _same(await one.store.take(_key(), count=1, seconds=_LONG), 0, "the permits of each key are separate")
         await asyncio.sleep(wait)
-        _same(await one.store.take(key, count=count, seconds=seconds), 0, "after that wait, Store.take returns 0")
+        again = await one.store.take(key, count=count, seconds=count * permit_seconds)
+        _same(again, 0, "after that wait, Store.take returns 0")
 
-        taken, began = 0, time.monotonic()
-        key = _key()
-        while time.monotonic() - began < seconds:
-            wait = await (one if taken % 2 else two).store.take(key, count=count, seconds=seconds)
-            taken += not wait
-            _true(0 <= wait <= seconds, "Store.take never returns a longer wait than `seconds`", wait)
-            await asyncio.sleep(0.005)
-        most = count + 1 + (time.monotonic() - began) / seconds * count
-        _true(2 * count - 2 <= taken <= most, f"{count} permits come back in {seconds} s", f"{taken} were taken")
+    @_test
+    async def test_permits_come_back_while_others_try(self, one: Backend, two: Backend) -> None:
+        """Check that as many permits come back as `Store.take` says, though it is called all the time."""
+        count = 5
+        for seconds in _TIMES:
+            key, taken, slowest = _key(), 0, 0.0
+            began = now = time.monotonic()
+            while now - began < seconds:
+                wait = await (one if taken % 2 else two).store.take(key, count=count, seconds=seconds)
+                taken += not wait
+                _true(0 <= wait <= seconds, "Store.take never returns a longer wait than `seconds`", wait)
+                await asyncio.sleep(0.005)
+                before, now = now, time.monotonic()
+                slowest = max(slowest, now - before)
+            rule, got = f"{count} permits come back in {seconds:g} s", f"{taken} were taken"
+            _true(taken <= count + 1 + (now - began) / seconds * count, rule, got)
+            if slowest < seconds / count / 2:  # otherwise permits may have come back that were not taken
+                _true(taken >= 2 * count - 2, rule, got)
+                return
+        _skip_slow()
 
     @_test
     async def test_permits_are_not_taken_twice(self, one: Backend, two: Backend) -> None:
         """Check concurrent calls of `Store.take`."""
         key, count = _key(), 7
-        takes = (backend.store.take(key, count=count, seconds=600) for backend in (one, two) for _ in range(2 * count))
-        waits = await asyncio.gather(*takes)
+        backends = [one, two] * (2 * count)
+        waits = await asyncio.gather(*(backend.store.take(key, count=count, seconds=86_400) for backend in backends))
         _same(waits.count(0), count, f"concurrent calls of Store.take get {count} of {count} permits")
 
     # --- Log
@@ -278,16 +313,18 @@ class BackendContract:
     @_test
     async def test_log_expires_as_a_whole(self, one: Backend, two: Backend) -> None:
         """Check the time to live of a log."""
-        key, prolonged = _key(), _key()
-        began = time.monotonic()
-        first = await one.log.append(key, b"1", ttl=_TTL, most=1)
-        await one.log.append(prolonged, b"1", ttl=_TTL, most=1)
-        second = await one.log.append(key, b"2", ttl=_TTL, most=1)
-        await one.log.append(prolonged, b"2", ttl=_LONG, most=5)
-        entries = list(await two.log.read(key, 0) or ())
-        if time.monotonic() - began < _TTL:  # otherwise this machine was too slow
-            _same(entries, [(second, b"2")], "entries are returned until the time to live is over")
-        await asyncio.sleep(_TTL + _LATE)
+
+        async def write(ttl: float) -> tuple[list[str], list[int], list[tuple[int, bytes]]]:
+            key, prolonged = keys = [_key(), _key()]
+            first = await one.log.append(key, b"1", ttl=ttl, most=1)
+            await one.log.append(prolonged, b"1", ttl=ttl, most=1)
+            second = await one.log.append(key, b"2", ttl=ttl, most=1)
+            await one.log.append(prolonged, b"2", ttl=_LONG, most=5)
+            return keys, [first, second], list(await two.log.read(key, 0) or ())
+
+        ttl, ((key, prolonged), (first, second), entries) = await _in_time(write)
+        _same(entries, [(second, b"2")], "entries are returned until the time to live is over")
+        await asyncio.sleep(ttl + _LATE)
         _same(list(await two.log.read(key, 0) or ()), [], "the list expires `ttl` seconds after the last Log.append")
         _same(list(await two.log.read(key, first) or ()), [], "there is no gap after the list has expired")
         _same(await two.log.last(key), 0, "Log.last returns 0 after the list has expired")
@@ -357,19 +394,21 @@ class BackendContract:
     @_test
     async def test_sets_forget_expired_names(self, one: Backend, two: Backend) -> None:
         """Check the time to live of names."""
-        key = _key()
-        began = time.monotonic()
-        await one.sets.add(key, "long", ttl=_LONG)
-        for name in ("short", "prolonged"):
-            await one.sets.add(key, name, ttl=_TTL)
-        await one.sets.add(key, "prolonged", ttl=_LONG)
-        await one.sets.add(key, "shortened", ttl=_LONG)
-        await one.sets.add(key, "shortened", ttl=_TTL)
-        names = list(await two.sets.names(key))
-        if time.monotonic() - began < _TTL:  # otherwise this machine was too slow
-            expected = ["long", "prolonged", "short", "shortened"]
-            _same(names, expected, "a name is in the set until its time to live is over")
-        await asyncio.sleep(_TTL + _LATE)
+
+        async def write(ttl: float) -> tuple[str, list[str]]:
+            key = _key()
+            await one.sets.add(key, "long", ttl=_LONG)
+            for name in ("short", "prolonged"):
+                await one.sets.add(key, name, ttl=ttl)
+            await one.sets.add(key, "prolonged", ttl=_LONG)
+            await one.sets.add(key, "shortened", ttl=_LONG)
+            await one.sets.add(key, "shortened", ttl=ttl)
+            return key, list(await two.sets.names(key))
+
+        ttl, (key, names) = await _in_time(write)
+        expected = ["long", "prolonged", "short", "shortened"]
+        _same(names, expected, "a name is in the set until its time to live is over")
+        await asyncio.sleep(ttl + _LATE)
         left = ["long", "prolonged"]
         _same(list(await two.sets.names(key)), left, "a name expires `ttl` seconds after the last Sets.add")
         _same(await two.sets.remove(key, "short"), False, "Sets.remove returns False if the name has expired")
@@ -458,7 +497,7 @@ class BackendContract:
         await _until(lambda: len(kept) >= 3, "the end of one subscription ends no other", kept)
         _same(heard, [b"1", b"1", b"2"], "a subscription that has ended gets no messages")
         await end_kept()
-        _same(await two.bus.publish(topic, b"4"), 0, "Bus.publish returns 0 after all subscriptions have ended")
+        await _until_unheard(two, [topic])
         again = await one.bus.subscribe(topic, heard.append)
         await two.bus.publish(topic, b"5")
         await _until(lambda: len(heard) >= 4, "a topic can be subscribed to again", heard)
@@ -482,8 +521,7 @@ class BackendContract:
             expected = sorted(topic.encode() for topic in topics)
             _same(sorted(heard), expected, "each subscription gets its messages once")
             await asyncio.gather(*(end() for end in ends))
-            counts = await asyncio.gather(*(one.bus.publish(topic, b"") for topic in topics))
-            _same(sum(counts), 0, "Bus.publish returns 0 after all subscriptions have ended")
+            await _until_unheard(one, topics)
 
     # --- Backend
 
@@ -538,6 +576,25 @@ def _key() -> str:
     return f"test/{secrets.token_hex(8)}/x"
 
 
+async def _in_time(steps: Callable[[float], Awaitable[_T]]) -> tuple[float, _T]:
+    """Run `steps` with a number of seconds. If it needs longer than that, run it again with more seconds.
+
+    Return the seconds, and what `steps` has returned. A slow backend, or a busy machine, breaks no rule.
+    """
+    for seconds in _TIMES:
+        began = time.monotonic()
+        result = await steps(seconds)
+        if time.monotonic() - began < seconds:
+            return seconds, result
+    return _skip_slow()
+
+
+def _skip_slow() -> NoReturn:
+    import pytest
+
+    pytest.skip(f"this backend, or this machine, is so slow that a few calls take more than {_TIMES[-1]:g} s")
+
+
 def _same(actual: object, expected: object, rule: str) -> None:
     if actual != expected:
         raise AssertionError(f"Broken rule: {rule}.\nExpected: {_shown(expected)}\nGot: {_shown(actual)}")
@@ -554,6 +611,18 @@ async def _until(condition: Callable[[], bool], rule: str, got: object) -> None:
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"Broken rule: {rule}.\nGot after {_WAIT_SECONDS:.0f} s: {_shown(got)}")
+        await asyncio.sleep(0.005)
+
+
+async def _until_unheard(backend: Backend, topics: Sequence[str]) -> None:
+    """Wait until messages of these topics are sent to no subscriber, for some seconds: the backend may be busy."""
+    end = time.monotonic() + _WAIT_SECONDS
+    while sum(counts := await asyncio.gather(*(backend.bus.publish(topic, b"4") for topic in topics))):
+        if time.monotonic() > end:
+            raise AssertionError(
+                "Broken rule: Bus.publish returns 0 after all subscriptions have ended.\n"
+                f"Got after {_WAIT_SECONDS:.0f} s: {_shown(counts)}"
+            )
         await asyncio.sleep(0.005)
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from weft import Server
 from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.net.urls import is_safe_url, same_url
-from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens
+from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens, tokens
 from weft.server.auth import bearer_auth as admission_module
 from weft.server.auth.tokens import challenge
 from weft.types.base import Implementation
@@ -159,7 +160,9 @@ async def test_a_token_is_forgotten_when_it_expires(monkeypatch: pytest.MonkeyPa
     app = make_protected(make(verifier=verify, cache_seconds=3600)).asgi()
     headers = {"Authorization": "Bearer opaque"}
     assert (await ask(app, "tools/list", headers=headers)).status == 200
-    monkeypatch.setattr("time.time", lambda: now + 131)  # and the leeway is over
+    clock = SimpleNamespace(time=lambda: now + 131)  # and the leeway is over
+    for module in (admission_module, tokens):
+        monkeypatch.setattr(module, "time", clock)
     assert (await ask(app, "tools/list", headers=headers)).status == 401
 
 

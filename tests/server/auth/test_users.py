@@ -23,13 +23,13 @@ class World:
         self.waits: list[float] = []
         self.asked: list[str] = []
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
-        sleep = asyncio.sleep
 
         async def noted(seconds: float) -> None:
             self.waits.append(seconds)
-            await sleep(0)
+            await asyncio.sleep(0)
 
-        monkeypatch.setattr(module.asyncio, "sleep", noted)
+        # Only for this module: servers of other tests may run in threads of this process.
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": noted}))
         self.users = Users(self.login, MemoryBackend(clock=lambda: self.now).store)
 
     async def login(self, name: str, password: str) -> str | None:

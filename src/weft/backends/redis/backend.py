@@ -121,6 +121,11 @@ class RedisBackend:
     def __repr__(self) -> str:
         return f"RedisBackend({self._servers.shown!r}, prefix={self._prefix!r})"
 
+    @property
+    def shown(self) -> str:
+        """The URL without user, password and options, and the prefix, to show to people."""
+        return f"{self._servers.shown} (prefix {self._prefix!r})"
+
     async def start(self) -> None:
         """Connect, and check that the server can be used. Raises StartError with the remedy."""
         self._is_closed = False
@@ -174,7 +179,7 @@ class RedisBackend:
                 raise error(f"The backend cannot be used. {finding}")
         for finding in found:
             if finding.level == "warning":
-                log.warning("%s", finding)
+                log.log(logging.INFO if finding.is_minor else logging.WARNING, "%s", finding)
 
     async def _check(self, running: _Running) -> list[Finding]:
         found = [await reach(running.commands, self._timeout, self._prefix)]

@@ -101,7 +101,10 @@ class _Link:
         self._topics: dict[bytes, _Topic] = {}
         self._joining: Counter[bytes] = Counter()  # confirmations of subscriptions that are still to come
         self._leaving: dict[bytes, list[asyncio.Event]] = {}  # confirmations of ends that are still to come
+        self._failure: BaseException | None = None  # why the connection broke
         self.task = asyncio.create_task(self._run())
+        # Not in `_run`, which does nothing if the task is cancelled before it has begun.
+        self.task.add_done_callback(self._end)
 
     def join(self, topic: _Topic) -> None:
         """Subscribe to a topic."""
@@ -124,20 +127,22 @@ class _Link:
 
     async def _run(self) -> None:
         connection: Connection | None = None
-        failure: BaseException | None = None
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 connection = await self._bus.commands.servers.connect(self.address)
             self._received_at = asyncio.get_running_loop().time()
             await self._read_and_write(connection)
         except RedisFailure as error:
-            failure = error
+            self._failure = error
         finally:
             if connection is not None:
                 await close(connection)
-            for confirmed in (event for events in self._leaving.values() for event in events):
-                confirmed.set()
-            self._bus.lose(list(self._topics.values()), self, failure)
+
+    def _end(self, _task: asyncio.Task[None]) -> None:
+        """Give up all topics, because the connection is closed."""
+        for confirmed in (event for events in self._leaving.values() for event in events):
+            confirmed.set()
+        self._bus.lose(list(self._topics.values()), self, self._failure)
 
     async def _read_and_write(self, connection: Connection) -> None:
         """Use the connection until it breaks. Raises the failure."""

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import re
 import secrets
+import shlex
 import ssl
 import statistics
 import time
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from redis import exceptions as redis_errors
@@ -25,10 +26,12 @@ from weft.backends.redis.commands import (
     Commands,
     RedisFailure,
     is_passing,
+    password_problem,
     pause_seconds,
     reason_of,
 )
 from weft.backends.redis.servers import Address, Connection, Servers, UnknownMaster, ask
+from weft.backends.redis.store import commands_at
 from weft.errors import BackendUnavailable
 
 log = logging.getLogger("weft.redis")
@@ -58,6 +61,7 @@ class Finding:
     sentence: str
     remedy: str = ""
     is_away: bool = False  # whether the server cannot be reached now, and may be later
+    is_minor: bool = False  # whether a start need not warn of it, though `diagnose` does
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.remedy}".strip()
@@ -115,7 +119,7 @@ def _failed(servers: Servers, error: BaseException, prefix: str) -> Finding:
     where = f"Redis at {servers.shown}"
     reason = reason_of(error)
     if isinstance(error, redis_errors.AuthenticationError):
-        return _wrong_password(servers, where, reason)
+        return Finding("error", *password_problem(servers, error))
     if isinstance(error, redis_errors.ResponseError) and _is_forbidden(error):
         return _lacks_right(servers, where, error, prefix)
     if "DB index is out of range" in reason:
@@ -146,17 +150,6 @@ def _failed(servers: Servers, error: BaseException, prefix: str) -> Finding:
     return Finding("error", f"{where} cannot be reached: {reason}.", _how_to_reach(servers), is_away=True)
 
 
-def _wrong_password(servers: Servers, where: str, reason: str) -> Finding:
-    if "without any password" in reason:
-        return Finding("error", f"{where} needs no password.", "Remove the password from the URL.")
-    remedy = "Write user and password in the URL: redis://USER:PASSWORD@…, special characters percent-encoded."
-    if servers.kind == "sentinel":
-        remedy += " Sentinels with a password of their own need ?sentinel_password=… at the end of the URL."
-    if not servers.has_password:
-        return Finding("error", f"{where} requires a password, and the URL has none.", remedy)
-    return Finding("error", f"{where} refused the user or the password of the URL.", remedy)
-
-
 def _how_to_reach(servers: Servers) -> str:
     if servers.is_unix:
         return "Check that it runs, that the URL names its socket, and that this user may open the socket."
@@ -168,8 +161,9 @@ def _lacks_right(servers: Servers, where: str, error: BaseException, prefix: str
     """Explain which right of an ACL user is missing."""
     text = str(error)
     command = re.search(r"run the '([\w|]+)' command", text)
-    if command is not None:
-        what = f"run the command {command[1].upper()}"
+    names = [command[1].upper()] if command is not None else commands_at(text)
+    if names:
+        what = f"run the command {' or '.join(names)}"
     elif "channel" in text:
         what = "use channels (topics) that begin with the prefix"
     elif "key" in text:
@@ -179,8 +173,13 @@ def _lacks_right(servers: Servers, where: str, error: BaseException, prefix: str
     return Finding(
         "error",
         f"The user of the URL may not {what} in {where}.",
-        f"Give it the rights: ACL SETUSER {servers.user} ~{prefix}* &{prefix}* {_RIGHTS}",
+        f"Give it the rights: {_grant(servers.user, f'~{prefix}*', f'&{prefix}*', *_RIGHTS.split())}",
     )
+
+
+def _grant(user: str, *rules: str) -> str:
+    """Return a command for a shell that gives rights to a user."""
+    return shlex.join(["redis-cli", "ACL", "SETUSER", user, *rules])
 
 
 async def check_servers(commands: Commands, prefix: str) -> list[Finding]:
@@ -192,7 +191,10 @@ async def check_servers(commands: Commands, prefix: str) -> list[Finding]:
             async with asyncio.timeout(ATTEMPT_SECONDS), commands.servers.connected(address) as redis:
                 info = await _read_info(redis)
                 found.append(_check_version(where, info))
-                found += _check_kind(commands.servers, address, where, info)
+                wrong_kind = _check_kind(commands.servers, address, where, info)
+                found += wrong_kind
+                if wrong_kind:
+                    continue
                 found += await _check_memory(redis, where, info, commands.servers.user)
                 found.append(await _check_clock(redis, where))
                 found.append(await _check_latency(redis, where))
@@ -236,8 +238,15 @@ async def _check_memory(redis: Connection, where: str, info: dict[str, str], use
         found.append(_check_free_memory(where, info, deletes=policy not in (None, "", "noeviction")))
     else:
         sentence = f"The memory of {where}, and whether it saves its data, could not be checked: +info is missing."
-        found.append(Finding("warning", sentence, f"Allow the command INFO: ACL SETUSER {user} +info"))
-    if info.get("aof_enabled") == "0" and await _read_setting(redis, "save") == "":
+        found.append(Finding("warning", sentence, f"Allow the command INFO: {_grant(user, '+info')}"))
+    if info.get("aof_enabled") != "0":
+        return found
+    save = await _read_setting(redis, "save")
+    if save is None:
+        sentence = f"Whether {where} saves its data to disk could not be checked: +config|get is missing."
+        remedy = f"To check it, allow the command CONFIG GET: {_grant(user, '+config|get')}"
+        found.append(Finding("warning", sentence, remedy, is_minor=True))
+    elif not save:
         sentence = f"{where} does not save its data to disk: sessions end when it restarts, if it has no replica."
         found.append(Finding("warning", sentence, "If sessions shall survive a restart of Redis, set appendonly yes."))
     return found
@@ -354,7 +363,15 @@ async def try_out(servers: Servers, parts: Parts, prefix: str) -> list[Finding]:
         else:
             remedy = "Use Redis or Valkey itself, without a proxy that changes commands."
             found.append(Finding("error", f"{where} does not return what was written.", remedy))
-    return found
+    return list(_each_remedy_once(found))
+
+
+def _each_remedy_once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings, without remedies that an earlier finding has."""
+    told: set[str] = set()
+    for finding in found:
+        yield replace(finding, remedy="") if finding.remedy in told else finding
+        told.add(finding.remedy)
 
 
 def _refused(servers: Servers, name: str, error: BackendUnavailable, prefix: str) -> Finding:
@@ -367,7 +384,8 @@ def _refused(servers: Servers, name: str, error: BackendUnavailable, prefix: str
 
 def _is_forbidden(error: redis_errors.ResponseError) -> bool:
     """Return whether a user lacks a right. A command in a script has another error than a command alone."""
-    return isinstance(error, redis_errors.NoPermissionError) or "user executing the script" in str(error)
+    in_script = ("user executing the script", "ACL failure in script")  # of Redis 7.0, of later versions
+    return isinstance(error, redis_errors.NoPermissionError) or any(part in str(error) for part in in_script)
 
 
 async def _try_store(store: Store, key: str) -> bool:

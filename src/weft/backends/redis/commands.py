@@ -87,6 +87,19 @@ def reason_of(error: BaseException) -> str:
     return printable(text[:_MOST_REASON], "?").strip().rstrip(".") or type(error).__name__
 
 
+def password_problem(servers: Servers, error: BaseException) -> tuple[str, str]:
+    """Return what is wrong with the user and the password of the URL, and what to do. `error` refused them."""
+    where = f"Redis at {servers.shown}"
+    if "without any password" in str(error):
+        return f"{where} needs no password.", "Remove the password from the URL."
+    remedy = "Write user and password in the URL: redis://USER:PASSWORD@…, special characters percent-encoded."
+    if servers.kind == "sentinel":
+        remedy += " Sentinels with a password of their own need ?sentinel_password=… at the end of the URL."
+    if not servers.has_password:
+        return f"{where} requires a password, and the URL has none.", remedy
+    return f"{where} refused the user or the password of the URL.", remedy
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """A command that waits for its reply. Errors are replies, too: exceptions as results are not raised twice."""
@@ -400,6 +413,8 @@ class Commands:
 
     def unreachable(self, error: BaseException, *, is_repeated: bool = True) -> BackendUnavailable:
         """Return the exception for a failure that did not pass in time, if the command was repeated."""
+        if isinstance(error, redis_errors.AuthenticationError):
+            return self.refused(error)
         tried = f", tried for {self.timeout:g} s" if is_repeated else ""
         return BackendUnavailable(
             f"Redis at {self.servers.shown} cannot be reached ({reason_of(error)}){tried}. "
@@ -407,7 +422,9 @@ class Commands:
         )
 
     def refused(self, error: BaseException) -> BackendUnavailable:
-        """Return the exception for a command that Redis has refused."""
+        """Return the exception for a command or a connection that Redis has refused."""
+        if isinstance(error, redis_errors.AuthenticationError):
+            return BackendUnavailable(" ".join(password_problem(self.servers, error)))
         if "'maxmemory'" in str(error):
             return BackendUnavailable(f"Redis at {self.servers.shown} is full: {reason_of(error)}. Raise maxmemory.")
         return BackendUnavailable(

@@ -264,7 +264,8 @@ def _read_query(parts: SplitResult, kind: _Kind) -> dict[str, str]:
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     known = _OPTIONS if kind == "sentinel" else _OPTIONS - _SENTINEL_OPTIONS
     if not query.keys() <= known:
-        raise _wrong(f"has an unknown option after '?'. Known options are {', '.join(sorted(known))}", kind)
+        which = _shown_option(parts.query, query.keys() - known)
+        raise _wrong(f"has an unknown option{which} after '?'. Known options are {', '.join(sorted(known))}", kind)
     for name in _FILE_OPTIONS & query.keys():
         if not Path(query[name]).is_file():
             raise _wrong(f"has the option {name}, but there is no such file", kind)
@@ -273,6 +274,15 @@ def _read_query(parts: SplitResult, kind: _Kind) -> dict[str, str]:
     if query.get("ssl_check_hostname", "1").lower() not in _YES + _NO:
         raise _wrong("has an unknown value of ssl_check_hostname. Write true or false", kind)
     return query
+
+
+def _shown_option(query: str, unknown: Iterable[str]) -> str:
+    """Return the name of an unknown option, or "" if it could be a part of a password with a '?' or a '&'."""
+    name = min(unknown)
+    if name in _OPTIONS:
+        return f" {name!r}"
+    is_name = name.isidentifier() and len(name) <= 30 and f"{name}=" in query
+    return f" {name!r}" if is_name and "@" not in query and "password=" not in query else ""
 
 
 def _read_place(

@@ -11,25 +11,32 @@ a call finds its mark even if others have written since.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from weft.backends.redis.commands import Commands
+from weft.net.logs import Seldom
+
+_seldom = Seldom(logging.getLogger("weft.redis"))
 
 MARK_BYTES = 8  # Length of a mark.
 LONGEST_TTL = 10_000_000_000.0  # Longest time to live, in seconds (317 years); Redis accepts no infinite one.
 
 _Current = Callable[[], Commands]  # returns the commands of the started backend
 
-# A value is the number of marks (one byte), the marks (newest first), and the value itself.
+# A value is the number of marks (one byte), the marks (newest first), and the value itself. What is too short for that
+# was not written by Weft, and is ignored.
 # KEYS: the key. ARGV: mark and new value, "" or "=" and the expected value, time to live in milliseconds.
 _SWAP = b"""
 local found, mark, marks, value = redis.call('GET', KEYS[1]), ARGV[1]:sub(1, 8), '', false
-if found then
-  local length = found:byte(1) * 8
+local length = found and (found:byte(1) or 0) * 8
+if found and #found > length then
   marks, value = found:sub(2, 1 + length), found:sub(2 + length)
   for at = 1, length, 8 do
     if marks:sub(at, at + 7) == mark then return 1 end
@@ -50,7 +57,7 @@ local now, step, slack = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumbe
 local found, ahead = redis.call('GET', KEYS[1]), 0
 if found then
   if found:sub(1, 8) == ARGV[1] then return 0 end
-  ahead = math.min(math.max(tonumber(found:sub(9)) - now, 0), ARGV[4] + step)
+  ahead = math.min(math.max((tonumber(found:sub(9)) or 0) - now, 0), ARGV[4] + step)
 end
 if ahead > slack then return math.ceil(ahead - slack + step / 2) end
 local left = ahead + step
@@ -124,6 +131,26 @@ return existed
 _NAMES = _SET + b"return redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now), '+inf')"
 
 
+# The scripts by their SHA-1, as errors of Redis name them.
+_SCRIPTS = {
+    hashlib.sha1(script, usedforsecurity=False).hexdigest(): script
+    for script in (_SWAP, _TAKE, _APPEND, _LAST, _ADD, _REMOVE, _NAMES)
+}
+
+
+def commands_at(error: str) -> list[str]:
+    """Return the commands in the line of a script that an error of Redis names, or nothing if it names none.
+
+    >>> commands_at(f"ERR failed script: {hashlib.sha1(_NAMES).hexdigest()}, on @user_script:2.")
+    ['TIME']
+    """
+    place = re.search(r"script: ([0-9a-f]{40}), on @user_script:(\d+)", error)
+    lines = _SCRIPTS.get(place[1], b"").splitlines() if place is not None else []
+    number = int(place[2]) if place is not None else 0
+    line = lines[number - 1].decode() if 0 < number <= len(lines) else ""
+    return sorted(set(re.findall(r"redis\.call\('(\w+)'", line)))
+
+
 class Keys:
     """Turns keys into keys of Redis: with a prefix, and with the group in braces, which keeps it on one node.
 
@@ -167,7 +194,13 @@ class RedisStore:
         """Return the value of `key`, or None."""
         place = self._keys(key)
         found: bytes | None = await self._commands().run(place, "GET", place)
-        return None if found is None else found[1 + MARK_BYTES * found[0] :]
+        if found is None:
+            return None
+        if not found or len(found) <= MARK_BYTES * found[0]:
+            kind = key.partition("/")[0]  # the rest can be secret, such as the id of a session
+            _seldom.warning("A value of %s/… in Redis was not written by Weft, and is ignored.", kind, about=kind)
+            return None
+        return found[1 + MARK_BYTES * found[0] :]
 
     async def put(self, key: str, value: bytes, *, ttl: float) -> None:
         """Store a value."""

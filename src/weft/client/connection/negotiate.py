@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -293,7 +293,7 @@ class Negotiator:
         Raises AuthorizationFailed if the server requires a login, and ConnectionFailed for the status 403.
         """
         if refused.status == 403:
-            raise ConnectionFailed(refusal_sentence(refused))
+            raise with_status(ConnectionFailed(refusal_sentence(refused)), refused)
         error = explained(refused)
         if isinstance(error, AuthorizationFailed):
             raise error
@@ -372,12 +372,34 @@ class Negotiator:
 
 def _busy(refused: Refused) -> _Refusal:
     """Convert the response of a busy server to a `_Refusal` with the time to wait before the second attempt."""
+    error = with_status(ConnectionFailed(_busy_sentence(refused)), refused)
+    return _Refusal(error, refused.status, busy_seconds=error.retry_after or pause(1))
+
+
+def _busy_sentence(refused: Refused) -> str:
+    """Return a sentence that says that a server is busy, and what to do. The server's own words are enough."""
+    asked = _retry_seconds(refused)
+    if asked is None:
+        return refusal_sentence(refused)
+    if refused.reason:
+        said = f"{refused.where} answered with the HTTP status {refused.status}: {refused.reason.rstrip('. ')}."
+        return said if f"{asked} s" in said else f"{said} It asks to wait for {asked} s."
+    return f"{refusal_sentence(refused)} It asks to wait for {asked} s."
+
+
+def _retry_seconds(refused: Refused) -> int | None:
+    """Return after how many seconds the server lets the client try again, or None if it does not say that."""
     after = refused.headers.get("Retry-After", "").strip()
-    asked = int(after) if after.isdecimal() and len(after) < 10 else None
-    advice = "" if asked is None else f" It asks to wait for {asked} s."
-    return _Refusal(
-        ConnectionFailed(f"{refusal_sentence(refused)}{advice}"), refused.status, busy_seconds=asked or pause(1)
-    )
+    return int(after) if after.isdecimal() and len(after) < 10 else None
+
+
+_E = TypeVar("_E", RemoteError, ConnectionFailed)
+
+
+def with_status(error: _E, refused: Refused) -> _E:
+    """Store the HTTP status and the Retry-After of a refusal in the exception that the program gets."""
+    error.status, error.retry_after = refused.status, _retry_seconds(refused)
+    return error
 
 
 def _start(body: bytes) -> str:
@@ -419,10 +441,11 @@ def refusal_sentence(refused: Refused) -> str:
 def session_gone(refused: Refused, method: str) -> ConnectionFailed:
     """Return the error for a request that cannot finish because the server has lost the session."""
     refusal = f"HTTP {refused.status} to {refused.what or 'the rest of its answer'}"
-    return ConnectionFailed(
+    error = ConnectionFailed(
         f"{refused.where} does not know the session any more ({refusal}): it was restarted, or another of its workers "
         f"was reached. Whether {method} was done is not known. There is a new session: call again if that does no harm."
     )
+    return with_status(error, refused)
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
@@ -436,5 +459,5 @@ def explained(error: Refused | RemoteError) -> WeftError:
     if error.status == 401 or _is_miswritten(error):
         return AuthorizationFailed(refusal_sentence(error))
     if error.what or error.error is None:
-        return ConnectionFailed(refusal_sentence(error))
-    return error.error
+        return with_status(ConnectionFailed(refusal_sentence(error)), error)
+    return with_status(error.error, error)

@@ -198,10 +198,13 @@ class Exchange:
             return failure
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
-            return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if options := options_for(data, self.handlers.capabilities):
-            return RemoteError(code, f"{said}. Give the client {options}.", data)
-        return failure
+            told = RemoteError(code, f"{said}: the server does not offer {method}", data)
+        elif options := options_for(data, self.handlers.capabilities):
+            told = RemoteError(code, f"{said}. Give the client {options}.", data)
+        else:
+            return failure
+        told.status, told.retry_after = failure.status, failure.retry_after
+        return told
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
         return self.link.roundtrip(

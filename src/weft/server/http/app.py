@@ -14,7 +14,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from weft.eras.base import choose
@@ -38,10 +37,9 @@ from weft.server.http.session import SessionExchange
 from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
 from weft.server.runtime.admission import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
-from weft.server.runtime.peer_limits import PeerLimits, TooMany
+from weft.server.runtime.peer_limits import TooMany
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.session import read_batch
 from weft.server.sessions.sessions import Sessions
 
 _seldom = Seldom(logging.getLogger("weft.http"))  # a logger that skips repeated lines
@@ -119,7 +117,7 @@ class HttpApp:
                 self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else SseExchange(runtime, sessions, self._session, sse_path, self._paths)
         self._health = Health(runtime, health)
-        self._peer_limits = PeerLimits.for_limits(runtime.backend, runtime.limits, runtime.fleet.worker)
+        self._peer_limits = runtime.peer_limits
         self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
         # Cache of header combinations that passed the checks, each with the response formats that it accepts. Clients
         # send the same headers again and again.
@@ -152,8 +150,6 @@ class HttpApp:
             serve: _Serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
             if self._sse is not None and _inner_path(scope) in self._sse.verbs:
                 serve = self._serve_sse
-            if self._peer_limits is not None and scope["method"] == "POST":
-                await self._peer_limits.count(read_caller(scope).peer)
             await serve(scope, headers, reply)
         except (Refusal, HeaderFault, Busy, BackendUnavailable) as fault:
             refusal = fault if isinstance(fault, Refusal) else _refusal_for(fault)
@@ -229,32 +225,20 @@ class HttpApp:
                 # Only the session era has arrays of messages.
                 if runtime.lifespan.started or await self._start(reply):
                     assert self._session is not None
-                    caller = read_caller(scope)
-                    async with nullcontext() if self._peer_limits is None else self._hold_batch(body, caller.peer):
-                        await self._session.serve_batch(body, headers, caller, reply)
+                    await self._session.serve_batch(body, headers, read_caller(scope), reply)
                 return
             frame = reply.frame = decode(body, runtime.limits)
             if runtime.lifespan.started or await self._start(reply):
                 era, _ = choose(runtime.eras, frame, headers)
                 exchange = self._session if era.remembers else self._stateless
                 assert exchange is not None
-                if self._peer_limits is None or not _is_held(frame):
+                if self._peer_limits is None or era.remembers:  # a session counts its requests itself
                     await exchange.serve(frame, headers, scope, reply)
                     return
-                async with self._peer_limits.hold(read_caller(scope).peer):
+                async with self._peer_limits.hold(read_caller(scope).peer, [frame]):
                     await exchange.serve(frame, headers, scope, reply)
         finally:
             runtime.in_flight -= 1
-
-    def _hold_batch(self, body: bytes, peer: str) -> AbstractAsyncContextManager[None]:
-        """Return the context manager that counts a batch as one request while it is being served, if it has one."""
-        assert self._peer_limits is not None
-        try:
-            frames = read_batch(body, self.runtime.limits)
-        except ProtocolError:
-            frames = []  # it is refused when it is served
-        has_request = any(isinstance(frame, Frame) and _is_held(frame) for frame in frames)
-        return self._peer_limits.hold(peer) if has_request else nullcontext()
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
         """Log an unexpected error, and answer with HTTP status 500.
@@ -504,14 +488,6 @@ def _module_of(server: object) -> str:
         if any(value is server for value in list(vars(module).values())):
             return name
     return "module"
-
-
-def _is_held(frame: Frame) -> bool:
-    """Return whether a message counts for `requests_at_once`: it is a request that is answered soon.
-
-    A client that has reached the limit can still answer questions, cancel requests, and open a listen stream.
-    """
-    return frame.is_request and frame.method != "subscriptions/listen"
 
 
 def _refusal_for(fault: HeaderFault | Busy | BackendUnavailable) -> Refusal:

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -85,7 +86,7 @@ class SessionReply(HttpReply):
         self._streams = sessions.streams
         self._requests = requests  # ids of the requests that are answered here
         self._polling = polling  # whether the client reconnects if the server closes a stream early
-        self.last_event: str | None = None  # id of the last event that was stored
+        self._last_event: str | None = None  # id of the last event that was stored
         self._stream = ""  # name of the stream; empty before the stream begins, and without a session
         self._answered = False
         self._unstored: list[_UnstoredEvent] = []  # oldest first
@@ -106,23 +107,27 @@ class SessionReply(HttpReply):
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer, and end the response. On a stream, also store the answer: the client may reconnect."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
-                await self._write(body, last=True)
-            elif not self.finished:
-                await self._answer_json(status, body)
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
+                    await self._write(body, last=True)
+                elif not self.finished:
+                    await self._answer_json(status, body)
+        finally:
+            self._conclude()
 
     async def give_up(self) -> None:
         """End the response without an answer, because the call was cancelled."""
-        async with self._held:
-            self._answered = True
-            if self.is_stream:
-                await self._write(b"", last=True)
-            elif not self.finished:
-                await self.accept()
-        self._conclude()
+        try:
+            async with self._held:
+                self._answered = True
+                if self.is_stream:
+                    await self._write(b"", last=True)
+                elif not self.finished:
+                    await self.accept()
+        finally:
+            self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Close the stream before the answer. The client reconnects after `retry_seconds` to read the rest.
@@ -183,6 +188,7 @@ class SessionReply(HttpReply):
 
     def _end_reader(self, session: Session) -> None:
         """End the response that sends the rest of the stream: the last event is not stored, so it would never end."""
+        self._streams.close(session.id, self._stream)
         if (reader := session.resumed.pop(self._stream, None)) is not None:
             reader.end()
 
@@ -229,9 +235,9 @@ class SessionReply(HttpReply):
             try:
                 await self._store_all(session)
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                self._sessions.log_failure("Keeping the stream of a call in the Backend", error)
+                self._sessions.log_failure("The stream of a call could not be stored in the backend", error)
             else:
-                return self.last_event
+                return self._last_event
         self._is_failing = True
         if len(self._unstored) > self.limits.replay_events:
             del self._unstored[0]
@@ -244,8 +250,8 @@ class SessionReply(HttpReply):
             try:
                 stored = None
                 if is_repeated:
-                    stored = await self._streams.find_after(session.id, self._stream, self.last_event, event.message)
-                self.last_event = stored or await self._streams.append(
+                    stored = await self._streams.find_after(session.id, self._stream, self._last_event, event.message)
+                self._last_event = stored or await self._streams.append(
                     session.id,
                     self._stream,
                     event.message,
@@ -287,6 +293,7 @@ class SessionReply(HttpReply):
         """
         self._stream = session.name_stream()
         session.open_streams[self._stream] = self
+        self._streams.open(session.id, self._stream, self._requests)
         if self._polling:
             stored = await self._store(session, b"")
             if not self.finished:
@@ -375,7 +382,13 @@ Answering: TypeAlias = SessionReply | SharedStreamReply
 
 
 @cache  # once in a process: a client can send any number of session ids
-def _warn_of_sessions() -> None:
+def _warn_of_sessions(*, is_shared: bool) -> None:
+    if is_shared:
+        log.warning(
+            "A client named a session that is not in the backend. The session has expired or was ended, or the backend "
+            "has lost its data."
+        )
+        return
     log.warning(
         "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
         "or in another process. If several processes serve the same clients (`uvicorn --workers`), each has its own "
@@ -422,16 +435,17 @@ class SessionExchange:
     async def serve(self, frame: Frame, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Serve one message of a POST request, and write the HTTP response."""
         caller = read_caller(scope)
-        if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
-            await self._serve_handshake(frame, headers, caller, reply)
-            return
-        sender = Sender(await self._find(headers, caller), headers, caller)
-        if frame.is_request:
-            await self._serve_request(sender, frame, reply)
-            return
-        self.era.check_version(headers)  # for a request, `era.open` does that
-        await self._receive(sender.session, frame)
-        await reply.accept()
+        async with self.hold(caller, [frame]) as calls:
+            if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
+                await self._serve_handshake(frame, headers, caller, reply, calls)
+                return
+            sender = Sender(await self._find(headers, caller), headers, caller)
+            if frame.is_request:
+                await self._serve_request(sender, frame, reply, calls)
+                return
+            self.era.check_version(headers)  # for a request, `era.open` does that
+            await self._receive(sender.session, frame)
+            await reply.accept()
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """Serve an array of messages, and write the HTTP response.
@@ -442,28 +456,51 @@ class SessionExchange:
         self.era.check_version(headers)
         if not self.era.takes_batches(sender.peer):
             decode(body, self._runtime.limits)  # raises the error
-        answerable: list[Frame | bytes] = []  # started last: if a notification fails, no request is running
-        for one in read_batch(body, self._runtime.limits):
-            if isinstance(one, bytes) or one.is_request:
-                answerable.append(one)
-            else:
-                await self._receive(sender.session, one)
-        if not answerable:
-            await reply.accept()
-            return
-        requests = [one.id for one in answerable if isinstance(one, Frame) and isinstance(one.id, int | str)]
-        whole = self._reply(sender.session, reply, requests)
-        # If a request gets no answer, the response of the whole batch ends: it would wait forever.
-        add = Batch(whole, len(answerable)).add
-        await self.serve_several(
-            sender, answerable, lambda _: SharedStreamReply(whole.notify, add, whole.release, whole.can_stream)
-        )
-        await self._wait_for_response(whole, None, None)
+        messages = read_batch(body, self._runtime.limits)
+        async with self.hold(caller, messages) as calls:
+            if sender.session is not None and sender.session.ended:  # while the batch was counted
+                raise _no_session()
+            answerable: list[Frame | bytes] = []  # started last: if a notification fails, no request is running
+            for one in messages:
+                if isinstance(one, bytes) or one.is_request:
+                    answerable.append(one)
+                else:
+                    await self._receive(sender.session, one)
+            if not answerable:
+                await reply.accept()
+                return
+            requests = [one.id for one in answerable if isinstance(one, Frame) and isinstance(one.id, int | str)]
+            whole = self._reply(sender.session, reply, requests)
+            # If a request gets no answer, the response of the whole batch ends: it would wait forever.
+            add = Batch(whole, len(answerable)).add
+            await self.serve_several(
+                sender,
+                answerable,
+                lambda _: SharedStreamReply(whole.notify, add, whole.release, whole.can_stream),
+                calls,
+            )
+            await self._wait_for_response(whole, None, None)
+
+    def hold(
+        self, caller: Caller, messages: Sequence[Frame | bytes]
+    ) -> AbstractAsyncContextManager[list[asyncio.Task[None]]]:
+        """Count an HTTP request while it is being served, and until the calls in the returned list have ended.
+
+        Raises `TooMany` if the caller has reached a limit. If there is no limit, do nothing. See `PeerLimits.hold`.
+        """
+        limits = self._runtime.peer_limits
+        return nullcontext([]) if limits is None else limits.hold(caller.peer, messages)
 
     async def serve_several(
-        self, sender: Sender, messages: Sequence[Frame | bytes], new_reply: Callable[[RequestId | None], Answering]
+        self,
+        sender: Sender,
+        messages: Sequence[Frame | bytes],
+        new_reply: Callable[[RequestId | None], Answering],
+        calls: list[asyncio.Task[None]],
     ) -> None:
-        """Serve the messages of one HTTP request. An item that is bytes is an encoded error, which is sent as it is.
+        """Serve the messages of one HTTP request, and add the tasks of its calls to `calls`.
+
+        An item of `messages` that is bytes is an encoded error, which is sent as it is.
 
         Each error and each request is answered with a reply from `new_reply`, which gets the id of the request. The
         requests may be of different eras. A request of the stateless era is served without the session, and only if the
@@ -481,14 +518,17 @@ class SessionExchange:
                 if runtime.is_full(own=1):  # the HTTP request itself is counted
                     await reply.answer(*refusal_of(busy(runtime.limits.in_flight), frame, era))
                 elif (task := await self._start(sender, frame, reply, era)) is not None:
+                    calls.append(task)
                     self._count_in(task)
 
-    async def _serve_handshake(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
+    async def _serve_handshake(
+        self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply, calls: list[asyncio.Task[None]]
+    ) -> None:
         """Serve a handshake. If it succeeds and the endpoint stores sessions, store a new session."""
         if not isinstance(frame.id, int | str):
             raise Refusal(400, "A handshake is a request: give it an id.")
         if not self.keeps_sessions:
-            await self._serve_request(Sender(None, headers, caller), frame, reply)
+            await self._serve_request(Sender(None, headers, caller), frame, reply, calls)
             return
         session = self.new_session(caller)
         try:
@@ -527,10 +567,14 @@ class SessionExchange:
         except SessionGone:
             raise Refusal(503, "The session has ended before it was stored. Try again.") from None
 
-    async def _serve_request(self, sender: Sender, frame: Frame, reply: HttpReply) -> None:
+    async def _serve_request(
+        self, sender: Sender, frame: Frame, reply: HttpReply, calls: list[asyncio.Task[None]]
+    ) -> None:
+        """Serve a request in a task, which is added to `calls`, and write the HTTP response."""
         answer = self._reply(sender.session, reply, [] if frame.reply_id is None else [frame.reply_id])
         task = await self._start(sender, frame, answer)
         if task is not None:
+            calls.append(task)
             await self._wait_for_response(answer, task, frame.reply_id)
 
     async def _wait_for_response(
@@ -696,7 +740,7 @@ class SessionExchange:
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):
             session = await self.find_session(id, caller.principal)
         if session is None:
-            _warn_of_sessions()
+            _warn_of_sessions(is_shared=not self._runtime.backend.is_local)
             raise _no_session()
         return session
 

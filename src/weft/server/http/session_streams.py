@@ -19,7 +19,7 @@ from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import at_expiry
 from weft.server.sessions.session import ResumedReader, Session, StreamTurn
 from weft.server.sessions.sessions import SessionGone, Sessions
-from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id
+from weft.server.sessions.streams import STANDALONE, StoredEvent
 
 _TAKEN = "This session has its stream open already."
 
@@ -155,9 +155,7 @@ class SessionStreams:
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
         """Return whether a request's stream exists, and all its events after number `after` are still stored."""
-        held, streams = session.open_streams.get(stream), self._sessions.streams
-        if held is not None and held.last_event == event_id(stream, after):
-            return True  # the client has received all events so far
+        streams = self._sessions.streams
         newest = await streams.newest(session.id, stream)
         return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
 
@@ -167,13 +165,14 @@ class SessionStreams:
         If `after` is None, return the number of the newest event: the client gets only events that are stored from now
         on. If no event is stored, return 1: all events have higher numbers.
 
-        If events after `after` were dropped because the client was too slow, return 0: the client gets all events that
-        are still stored.
+        Return 0 if events after `after` were dropped, because the client was too slow, or if all numbers are below
+        `after`, because the clock of the backend was set back: the client gets all events that are still stored.
         """
         streams = self._sessions.streams
+        newest = await streams.newest(session.id, STANDALONE)
         if after is None:
-            return await streams.newest(session.id, STANDALONE) or 1
-        return after if await streams.is_whole(session.id, STANDALONE, after) else 0
+            return newest or 1
+        return after if newest >= after and await streams.is_whole(session.id, STANDALONE, after) else 0
 
 
 async def _send_events(

@@ -131,16 +131,18 @@ class SseExchange:
         caller, limits = read_caller(scope), self._runtime.limits
         is_batch = body.lstrip()[:1] == b"[" and SESSION.takes_batches(session.connection)
         frames = read_batch(body, limits) if is_batch else [decode(body, limits)]
-        if session.ended:  # while the body was read
-            raise _unknown()
-        stream = self._open.get(session.id)
-        if stream is not None:
-            stream.show(caller.token_info)
-        else:  # tell the worker that has the stream, in case this one dies
-            await session.begin([frame.reply_id for frame in frames if isinstance(frame, Frame) and frame.is_request])
-        new_reply = partial(self._new_reply, session, stream)
-        await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply)
-        await reply.accept()
+        async with self._exchange.hold(caller, frames) as calls:
+            if session.ended:  # while the body was read, or while the request was counted
+                raise _unknown()
+            stream = self._open.get(session.id)
+            if stream is not None:
+                stream.show(caller.token_info)
+            else:  # tell the worker that has the stream, in case this one dies
+                requests = [frame.reply_id for frame in frames if isinstance(frame, Frame) and frame.is_request]
+                await session.begin(requests)
+            new_reply = partial(self._new_reply, session, stream)
+            await self._exchange.serve_several(Sender(session, headers, caller), frames, new_reply, calls)
+            await reply.accept()
 
     def _new_reply(self, session: Session, stream: _OpenSseStream | None, id: RequestId | None) -> SharedStreamReply:
         """Return a reply that sends notifications and the answer to a request on the stream of the session.

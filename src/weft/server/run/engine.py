@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from weft.backends import Backend, default_backend, open_backend
+from weft.backends import Backend, check_backend, default_backend, open_backend
 from weft.backends.memory import MemoryBackend
 from weft.backends.scoped import ScopedBackend
 from weft.eras.base import Offer, ServerEra
@@ -86,6 +86,8 @@ class Engine(Runtime):
         self.has_own_backend = options.backend is not None  # whether the program has chosen the backend
         given = options.backend or default_backend()
         shared = open_backend(given) if isinstance(given, str) else given
+        if shared is not None:
+            check_backend(shared)
         self.whole_backend: Backend = shared or MemoryBackend()  # other servers may use it, too
         super().__init__(
             owner,

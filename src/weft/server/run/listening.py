@@ -16,11 +16,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import urlsplit
 
 import msgspec
 
 from weft.errors import StartError
-from weft.net.hosts import is_loopback
+from weft.net.hosts import HostPolicy, is_loopback
 from weft.server.http.health import HealthAudience
 from weft.server.http.request import shared_limits
 
@@ -182,31 +183,49 @@ def raise_descriptors() -> None:
 def url_of(options: HttpOptions, listener: socket.socket) -> str:
     """Return the URL to print for a server that listens on the socket `listener`.
 
-    The host in the URL is the first entry of `allowed_hosts` without a leading `*`, or else `options.host`.
+    The host in the URL is `options.host`, or a name of this machine in `allowed_hosts`. Other names there can lead to
+    a proxy.
     """
-    named = next((entry for entry in options.allowed_hosts or () if not entry.startswith("*")), None)
+    named = next((entry for entry in options.allowed_hosts or () if is_loopback(entry)), None)
     host = named or options.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"
-    has_port = ":" in host.rpartition("]")[2]
-    return f"http://{host}{'' if has_port else f':{listener.getsockname()[1]}'}{options.path}"
+    return f"http://{host}:{listener.getsockname()[1]}{options.path}"
 
 
-def try_line(engine: Engine, url: str) -> str | None:
+def for_hosts(options: HttpOptions) -> str:
+    """Return the allowed hosts as a phrase after the URL, or "" if any host, or only this machine, is allowed."""
+    named = [entry for entry in options.allowed_hosts or () if not is_loopback(entry)]
+    if not named or "*" in named:
+        return ""
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f" for the host{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
+
+
+def needed_host(options: HttpOptions, url: str) -> str | None:
+    """Return the `Host` header that a request to `url` needs, or None if the host in `url` is allowed."""
+    if HostPolicy(options.allowed_hosts, None).host_ok(urlsplit(url).netloc.encode()):
+        return None
+    return next((entry.replace("*", "www") for entry in options.allowed_hosts or ()), None)
+
+
+def try_line(engine: Engine, url: str, host: str | None = None) -> str | None:
     """Return a shell command to try the server at `url`, or None if there are no tools to try.
 
-    The command calls a tool that needs no arguments. If there is no such tool, the command lists the features.
+    `host` is the `Host` header to send (default: the host in `url`). The command calls a tool that needs no arguments.
+    If there is no such tool, the command lists the features.
     """
-    token = [] if engine.auth is None else ["--token", "TOKEN"]
+    options = [] if host is None else ["--header", f"Host: {host}"]
+    options += [] if engine.auth is None else ["--token", "TOKEN"]
     # Without auth, calls of tools with scopes are refused.
     tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]
     if not tools:
         return None
     name = next((tool.name for tool in tools if _is_easy(tool)), None)
     words = ["list", url] if name is None else ["call", url, name]
-    return f"{_command()} {shlex.join(words + token)}"
+    return f"{_command()} {shlex.join(words + options)}"
 
 
 def _is_easy(tool: RegisteredTool) -> bool:

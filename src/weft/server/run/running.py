@@ -150,11 +150,13 @@ def start(
     options: HttpOptions,
     target: Target | None = None,
     listener: socket.socket | None = None,
+    backend_url: str | None = None,
 ) -> None:
     """Serve until the process is stopped. Unlike `run`, raise StartError instead of ending the process.
 
     `target` is the server that workers load. Default: the main script, and its variable that has the server. `listener`
-    is a socket that already listens. Default: a new socket.
+    is a socket that already listens. Default: a new socket. `backend_url` is the URL that was passed to `set_default`:
+    workers do the same with it.
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -162,7 +164,7 @@ def start(
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
-        run_workers(engine, options, target or target_of(engine))
+        run_workers(engine, options, target or target_of(engine), backend_url)
     else:
         with listener or listening.bind(options.host, options.port) as listener:
             serve_http(engine, options, listener, lambda: announce(engine, options, listener))
@@ -263,6 +265,7 @@ async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.soc
         await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
     except asyncio.CancelledError:
         if stopping.notice_seconds:  # after a signal: there is no second cancellation
+            log_draining(stopping.notice_seconds)
             await asyncio.sleep(stopping.notice_seconds)
         http.should_exit = True
         try:
@@ -270,6 +273,11 @@ async def _serve_http(engine: Engine, http: uvicorn.Server, listener: socket.soc
         except asyncio.CancelledError:  # cancelled a second time
             await _abort_connections(http)
         raise
+
+
+def log_draining(seconds: float) -> None:
+    """Log that the server will stop, and still accepts connections for some seconds."""
+    log.info("Draining: /readyz answers 503, and new connections are accepted for another %g s.", seconds)
 
 
 async def _let_clients_leave(http: uvicorn.Server, seconds: float) -> None:
@@ -445,14 +453,16 @@ def print_notice(text: str) -> None:
 
 
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket, how: str = "Ctrl-C stops") -> None:
-    """Print the URL of the server and a command to try it. Log a warning if the server has no features.
+    """Print the URL of the server, its backend, and a command to try it. Log a warning if the server has no features.
 
     `how` says how to control the server.
     """
     warn_of_empty_server(engine)
     url = listening.url_of(options, listener)
-    print_notice(f"Weft serves {engine.name!r} at {url} ({how})")
-    if line := listening.try_line(engine, url):
+    print_notice(f"Weft serves {engine.name!r} at {url}{listening.for_hosts(options)} ({how})")
+    if not engine.backend.is_local:
+        print_notice(f"Backend: {getattr(engine.whole_backend, 'shown', type(engine.whole_backend).__name__)}")
+    if line := listening.try_line(engine, url, listening.needed_host(options, url)):
         print_notice(f"Try: {line}")
 
 

@@ -13,7 +13,8 @@ So a session lives on when its worker ends, and any worker serves it.
 
 The parent starts a worker as `python -m weft.server.run.workers JSON`. The two have a control socket: the worker sends
 a byte when it accepts connections, or the reason why it cannot start. The parent sends a byte when the server will stop
-soon. When the parent ends, even if it is killed, the control socket is closed, and the worker stops.
+soon. When the parent ends, even if it is killed, the control socket is closed, and the worker stops. A worker that
+hangs then is ended by the thread that watches the control socket.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.backends import set_default
+from weft.backends import open_backend, set_default
 from weft.backends.memory import MemoryBackend
 from weft.backends.socket import BackendServer, SocketBackend
 from weft.errors import StartError, UsageError
@@ -43,6 +44,7 @@ from weft.server.run.loading import Target, load
 from weft.server.run.running import (
     GRACE_SECONDS,
     announce,
+    log_draining,
     on_signals,
     run_loop,
     serve_http,
@@ -61,6 +63,7 @@ RESTART_SECONDS = 1.0  # shortest time between the start of a worker and the sta
 KILL_SECONDS = 3.0  # a worker that still runs for so long after it should have ended is killed
 START_SECONDS = 300.0  # when workers are replaced, a new worker that does not accept connections by then is killed
 _VERSION: str = sys.modules["weft"].__version__
+_BACKEND_URL = "WEFT_WORKER_BACKEND"  # environment variable of a worker: the URL of `weft run --backend`
 _BYTE = b"\n"  # on a control socket, from a worker that accepts connections; from the parent when all will stop soon
 
 
@@ -90,14 +93,17 @@ def target_of(engine: Engine) -> Target:
     raise StartError("Each worker loads the server itself, so it has to be a global variable of the script.")
 
 
-def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
-    """Serve over HTTP with several worker processes until this process is stopped. Each worker loads `target`."""
+def run_workers(engine: Engine, options: HttpOptions, target: Target, backend_url: str | None = None) -> None:
+    """Serve over HTTP with several worker processes until this process is stopped. Each worker loads `target`.
+
+    `backend_url` is the URL of the default backend, if it is not in the environment.
+    """
     if os.name != "posix":
         raise StartError("This system cannot pass a socket to other processes, so workers= must be 1: leave it out.")
     shares_memory = _shares_memory(engine, options)
     with contextlib.closing(bind(options.host, options.port)) as listener:
         order = WorkerOrder(target, options, engine.debug, listener.fileno(), -1, None, _VERSION)
-        supervisor = _Supervisor(order, listener, engine, shares_memory=shares_memory)
+        supervisor = _Supervisor(order, listener, engine, shares_memory=shares_memory, backend_url=backend_url)
         how = f"process {os.getpid()}; Ctrl-C stops, SIGHUP replaces the workers"
         main = supervisor.run(lambda: announce(engine, options, listener, how))
         run_loop(engine, main, supervisor.on_signal)
@@ -142,17 +148,28 @@ class _Worker:
 class _Supervisor:
     """Starts the worker processes, replaces workers that die, and stops all workers at the end."""
 
-    def __init__(self, order: WorkerOrder, listener: socket.socket, engine: Engine, *, shares_memory: bool) -> None:
+    def __init__(
+        self,
+        order: WorkerOrder,
+        listener: socket.socket,
+        engine: Engine,
+        *,
+        shares_memory: bool,
+        backend_url: str | None = None,
+    ) -> None:
         self._order = order
         self._listener = listener
         self._notice_seconds = engine.limits.drain_notice_seconds
-        self._end_seconds = engine.limits.drain_seconds + GRACE_SECONDS + KILL_SECONDS  # for one worker to end
+        self._end_seconds = _end_seconds(engine)
         self._backend = BackendServer(MemoryBackend()) if shares_memory else None
         self._environment = dict(os.environ)
         if shares_memory and not os.environ.get("WEFT_STATE_KEY"):
             # The client may send the answer to a question to another worker, so all need the key of `requestState`.
             self._environment["WEFT_STATE_KEY"] = os.urandom(32).hex()
             order.has_made_key = True
+        if backend_url is not None:
+            # In the environment: other users can see the command line of a process, and the URL may have a password.
+            self._environment[_BACKEND_URL] = backend_url
         self._workers: list[_Worker] = []  # those that serve, or are about to
         self._running: set[_Worker] = set()  # these, and others that start or end
         self._changed = asyncio.Event()  # set when a worker is ready, or has closed its control socket
@@ -316,7 +333,8 @@ class _Supervisor:
         for worker in self._running:
             with contextlib.suppress(OSError):  # it has ended
                 worker.control.send(_BYTE)
-        if self._stopped_by == signal.SIGTERM:
+        if self._stopped_by == signal.SIGTERM and self._notice_seconds:
+            log_draining(self._notice_seconds)
             await asyncio.sleep(self._notice_seconds)
         self._listener.close()  # otherwise new clients would wait for a worker that never accepts them
         await self._end(*self._running)
@@ -340,6 +358,11 @@ class _Supervisor:
         self._running.discard(worker)
 
 
+def _end_seconds(engine: Engine) -> float:
+    """Return the time within which a worker ends after SIGTERM. Then it has hung."""
+    return engine.limits.drain_seconds + GRACE_SECONDS + KILL_SECONDS
+
+
 def _has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))
 
@@ -360,8 +383,11 @@ def main(text: str) -> int:
             raise StartError(
                 f"Weft {_VERSION} was installed while {order.version} is running. Stop it, and start it again."
             )
+        url = os.environ.pop(_BACKEND_URL, None)  # processes that the file or a tool starts must not have it
         if order.backend is not None:
             set_default(SocketBackend(_inherited(order.backend)))
+        elif url is not None:
+            set_default(open_backend(url))
         listener = _inherited(order.listener)  # before the file is loaded, which may start processes
         engine = load(order.target).engine
         served.append(engine)
@@ -393,6 +419,11 @@ def _follow_parent(control: socket.socket, served: list[Engine]) -> None:
                 engine.draining = True
     log.warning("The process that started this worker is gone, so this worker stops.")
     os.kill(os.getpid(), signal.SIGTERM)
+    until = time.monotonic() + max(map(_end_seconds, served), default=KILL_SECONDS)
+    while time.monotonic() < until:  # it may be infinite, which `sleep` does not accept
+        time.sleep(WATCH_SECONDS)
+    log.error("This worker did not stop in time, and is ended.")
+    os._exit(1)  # its event loop is blocked, such as by a tool
 
 
 if __name__ == "__main__":

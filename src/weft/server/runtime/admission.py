@@ -198,6 +198,7 @@ class OpenCalls:
     """The unfinished calls of one server that have to wait, for example for I/O."""
 
     def __init__(self) -> None:
+        self.name = "The server"  # what stops, for the log; "This worker" if others go on
         self._since: dict[Call, float] = {}  # monotonic time when each call was added
 
     def add(self, call: Call) -> None:
@@ -221,7 +222,7 @@ class OpenCalls:
 
     def _log_waiting(self, how_long: str = "") -> None:
         if self._since:
-            log.warning("The server stops. It waits%s for %s.", how_long, self._describe(self._since))
+            log.warning("%s stops. It waits%s for %s.", self.name, how_long, self._describe(self._since))
 
     async def cancel(self, seconds: float) -> None:
         """Cancel all open calls, and wait up to `seconds` until they have ended.
@@ -246,7 +247,7 @@ class OpenCalls:
         """
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
-            log.warning("The server stops. It cancels, %s, %s.", when, self._describe(ending))
+            log.warning("%s stops. It cancels, %s, %s.", self.name, when, self._describe(ending))
         for call in ending:
             call.cancellation.cancel("the server stops", told=stopped())
 

@@ -5,8 +5,8 @@ backend, which it renews. When the lease of a worker has expired, the worker is 
 
 Messages to all workers, changes among them, have one topic: a worker gets those of another in the order in which they
 were sent. They may be lost while the connection to the backend is broken. Their receivers are told then that they may
-have missed some. A message to one worker is confirmed by that worker. Without a confirmation,
-the sender asks whether the message has arrived, and sends it again only if it has not: it can be large.
+have missed some. A message to one worker is confirmed by that worker. Without a confirmation, the sender asks whether
+the message has arrived, and sends it again only if the receiver says no: it can be large.
 
 A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
 """
@@ -39,7 +39,9 @@ _seldom = Seldom(log)
 LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three times within it.
 CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
 SEND_SECONDS = 10.0  # give up sending a message to one worker
+LEAVE_SECONDS = 2.0  # for a worker that stops: to send its last changes, and to end its lease
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
+MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
 
@@ -57,6 +59,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     process: int
     seals: str | None  # id of the key that encrypts `requestState`; None if others need not have it
     opens: list[str]  # ids of the keys that decrypt it
+    renewed: int = 0  # how often the lease was renewed
 
 
 class _Message(msgspec.Struct, array_like=True):
@@ -101,8 +104,9 @@ class Fleet:
         self._on_missed: list[Callable[[], None]] = []  # called when such messages may have been lost
         self._on_direct: Receive | None = None
         self._leave_bus: list[Unsubscribe] = []
-        self._facts = b""  # the encoded `WorkerFacts` of this worker
+        self._facts = WorkerFacts("", 0, None, [])  # of this worker, set when it joins
         self._unsure_until = -math.inf  # until then, living workers may lack a lease, because the backend has lost it
+        self._known_leases: dict[str, tuple[bytes, float]] = {}  # of other workers, and when each was first seen so
         self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
         self._renewing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
@@ -111,6 +115,7 @@ class Fleet:
         self._missing: set[int] = set()  # those of them that have not arrived, as the receiver has said
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._unsent: dict[Change, None] = {}  # changes for the other workers; an ordered set
+        self._unsent_characters = 0  # length of their URIs
         self._is_all_unsent = False  # whether there were too many: the others are told that everything may have changed
         self._sending: asyncio.Task[object] | None = None  # sends them
         self._background: set[asyncio.Task[object]] = set()  # this task, and others
@@ -144,7 +149,6 @@ class Fleet:
             await self._leave()
 
     async def _leave(self) -> None:
-        seconds = self._services.limits.drain_seconds
         self._loop = None
         try:
             await asyncio.sleep(0)  # for the last changes to get into the queue
@@ -152,9 +156,9 @@ class Fleet:
                 self._renewing.cancel()
                 await asyncio.wait([self._renewing])
                 self._renewing = None
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LEAVE_SECONDS):
                 if self._background:  # it sends the last changes
-                    await asyncio.wait(self._background, timeout=seconds / 2)
+                    await asyncio.wait(self._background, timeout=LEAVE_SECONDS / 2)
                 while self._leave_bus:
                     await self._leave_bus.pop()()
                 await self._cancel_background()  # before the lease is deleted, which one of the tasks may renew
@@ -179,12 +183,14 @@ class Fleet:
         keys = self._services.state_keys
         must_agree = self.serves_http and not self._backend.is_local
         seals, opens = (keys.ids[0], list(keys.ids)) if must_agree else (None, [])
-        facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
-        self._facts = msgspec.json.encode(facts)
+        self._facts = WorkerFacts(socket.gethostname(), os.getpid(), seals, opens)
         await self._take_lease()
         for other in await self.workers():
-            if seals is not None and other.seals is not None and (other.seals not in opens or seals not in other.opens):
-                raise StartError(_other_keys(other))
+            if seals is None or other.seals is None:
+                continue
+            reads, is_read = other.seals in opens, seals in other.opens
+            if not (reads and is_read):
+                raise StartError(_other_keys(other, reads=reads, is_read=is_read))
 
     async def workers(self) -> list[WorkerFacts]:
         """Return the facts about all workers that are alive, except this one."""
@@ -200,14 +206,13 @@ class Fleet:
                 _seldom.warning("The lease of this worker was not renewed: %s", error)
 
     async def _renew_once(self) -> None:
-        if await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
-            await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
-        else:
+        if not await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
             self._be_unsure()
-            await self._take_lease()
+        await self._take_lease()
 
     async def _take_lease(self) -> None:
-        await self._backend.store.put(_lease(self.worker), self._facts, ttl=LEASE_SECONDS)
+        self._facts = msgspec.structs.replace(self._facts, renewed=self._facts.renewed + 1)
+        await self._backend.store.put(_lease(self.worker), msgspec.json.encode(self._facts), ttl=LEASE_SECONDS)
         await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
 
     def _be_unsure(self) -> None:
@@ -223,17 +228,27 @@ class Fleet:
             missed()
 
     async def is_alive(self, worker: str) -> bool:
-        """Return whether a worker has a lease, or may have lost it because the backend has lost data or was away."""
+        """Return whether a worker renews its lease, or may have lost it because the backend has lost data or was away."""
         if worker == self.worker:
             return True
         if self.is_alone:
             return False
-        if await self._backend.store.get(_lease(worker)) is not None:
+        if (lease := await self._backend.store.get(_lease(worker))) is not None:
             self._missing_since.pop(worker, None)
-            return True
+            return self._is_renewed(worker, lease) or time.monotonic() < self._unsure_until
+        self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
             await self._renew_once()
         return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+
+    def _is_renewed(self, worker: str, lease: bytes) -> bool:
+        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back."""
+        now = time.monotonic()
+        known, since = self._known_leases.get(worker, (None, now))
+        if lease != known:
+            self._known_leases[worker] = lease, now
+            return True
+        return now < since + 2 * LEASE_SECONDS
 
     async def _may_renew(self, worker: str) -> bool:
         """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
@@ -287,14 +302,15 @@ class Fleet:
     async def send(self, worker: str, body: bytes) -> bool:
         """Send a message to one worker, and wait until it has confirmed the message. Return False if it is dead.
 
-        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. A receiver that is busy
-        has the message once: until it answers, it gets small questions only.
+        Raises BackendUnavailable if it is not dead, and has not confirmed the message in time. The body is sent once,
+        and again only if the receiver says that it is missing. Until then, small questions are sent.
         """
         if self.is_alone:
             return False
         number = next(self._numbers)
         confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
         message = _encode(_Message(self.worker, number, body))
+        del body  # it may be large, and wait for long
         question = _encode(_Message(self.worker, number, None, "question"))
         next_sent = message
         try:
@@ -307,7 +323,7 @@ class Fleet:
                     await asyncio.wait([confirmed], timeout=CONFIRM_SECONDS)
                     if confirmed.done():
                         return True
-                    next_sent = message if not heard or number in self._missing else question
+                    next_sent = message if number in self._missing else question
         except TimeoutError:
             raise BackendUnavailable(f"Worker {worker} did not confirm a message within {SEND_SECONDS:g} s.") from None
         finally:
@@ -350,24 +366,32 @@ class Fleet:
             loop.call_soon_threadsafe(self._queue_change, change)
 
     def _queue_change(self, change: Change) -> None:
-        self._unsent[change] = None
-        if len(self._unsent) > MOST_CHANGES:
-            self._is_all_unsent = True
-        if self._is_all_unsent:
-            self._unsent.clear()
+        self._add_unsent([change])
         if self._sending is None or self._sending.done():
             self._sending = self._in_background(self._send_changes())
+
+    def _add_unsent(self, changes: list[Change]) -> None:
+        """Add changes to those that wait. If these are too many, the others are told that everything may have changed."""
+        for change in changes:
+            if change not in self._unsent:
+                self._unsent[change] = None
+                self._unsent_characters += len(change.uri or "") + len(change.part_of or "")
+        if len(self._unsent) > MOST_CHANGES or self._unsent_characters > MOST_CHANGE_CHARACTERS:
+            self._is_all_unsent = True
+        if self._is_all_unsent:
+            self._unsent, self._unsent_characters = {}, 0
 
     async def _send_changes(self) -> None:
         """Send the changes that wait. If the backend fails, try again until this worker leaves the fleet."""
         while self._unsent or self._is_all_unsent:
             sent = _SentChanges(list(self._unsent), self._is_all_unsent)
-            self._unsent, self._is_all_unsent = {}, False
+            self._unsent, self._unsent_characters, self._is_all_unsent = {}, 0, False
             try:
                 await self.publish(_CHANGES, _encode(sent))
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 self._is_all_unsent = self._is_all_unsent or sent.is_all
-                self._unsent = {} if self._is_all_unsent else dict.fromkeys(sent.changes) | self._unsent
+                newer, self._unsent, self._unsent_characters = list(self._unsent), {}, 0
+                self._add_unsent([*sent.changes, *newer])
                 if self._loop is None:
                     log.warning("The last changes of this worker were not sent to the others: %s", error)
                     return
@@ -410,7 +434,10 @@ async def find_workers(backend: Backend, without: str = "") -> list[WorkerFacts]
     for worker in await backend.sets.names(_WORKERS):
         facts = await backend.store.get(_lease(worker)) if worker != without else None
         if facts is not None and await _is_listening(backend, worker):
-            found.append(_read_facts(facts))
+            try:
+                found.append(_read_facts(facts))
+            except msgspec.DecodeError as error:
+                log.warning("The lease of worker %s cannot be read, and is ignored: %s", worker, error)
     return found
 
 
@@ -441,9 +468,22 @@ def _renewed_seconds() -> float:
     return LEASE_SECONDS / 2
 
 
-def _other_keys(other: WorkerFacts) -> str:
+def _other_keys(other: WorkerFacts, *, reads: bool, is_read: bool) -> str:
+    """Return why a worker is refused: whether it `reads` the states of the other worker, and its own are read there."""
+    which = f"process {other.process} on {other.host}"
+    if reads:
+        return (
+            f"P{which[1:]} does not know the first key of WEFT_STATE_KEY yet, so it could not continue calls of this "
+            "worker. Start all workers with WEFT_STATE_KEY=old,new first."
+        )
+    if is_read:
+        return (
+            f"This worker does not know the key with which {which} encrypts, so it could not continue calls of that "
+            "worker. Keep the old key after the new one until all workers encrypt with the new one: "
+            "WEFT_STATE_KEY=new,old."
+        )
     return (
-        f"Another worker of this server (process {other.process} on {other.host}) uses another key for `requestState`, "
+        f"Another worker of this server ({which}) uses another key for `requestState`, "
         "so neither could continue the other's calls. Set the same WEFT_STATE_KEY everywhere. To change the key, list "
         "both: first WEFT_STATE_KEY=old,new on all workers, then new,old, and then new."
     )

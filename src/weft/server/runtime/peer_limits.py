@@ -10,11 +10,12 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
 from weft.backends import Backend
+from weft.jsonrpc import Frame
 from weft.limits import Limits
 from weft.net.logs import Seldom
 from weft.server.runtime.admission import Busy
@@ -48,6 +49,7 @@ class PeerLimits:
         self._numbers = count(1)
         self._held: dict[str, str] = {}  # key of the set, by the name of each request that is being served
         self._unreleased: dict[str, str] = {}  # the same for requests that have ended while the backend failed
+        self._releasing: set[asyncio.Task[None]] = set()  # wait for calls that continue after their HTTP request
         self._renewing: asyncio.Task[None] | None = None
         self._away_until = -math.inf  # until then, nothing is counted, because the backend has failed
 
@@ -57,26 +59,47 @@ class PeerLimits:
         is_limited = limits.requests_per_minute or limits.requests_at_once
         return PeerLimits(backend, limits, worker) if is_limited else None
 
-    async def count(self, peer: str) -> None:
-        """Count a request of a peer for the limit per minute. Raises TooMany if the peer has reached the limit."""
+    async def _count(self, peer: str, messages: Sequence[Frame | bytes]) -> None:
+        """Count an HTTP request of a peer for the limit per minute. Raises TooMany if the peer has reached the limit.
+
+        Answers and notifications have permits of their own. So a client that has used up those for requests can still
+        answer questions and cancel calls.
+        """
         if not self._per_minute or self._is_away:
             return
+        has_request = any(isinstance(message, bytes) or message.is_request for message in messages)
+        key, what = ("rate", "requests") if has_request else ("rate-others", "answers and notifications")
         wait = 0.0
         async with self._tolerant():
-            wait = await self._backend.store.take(f"rate/{_hash(peer)}", count=self._per_minute, seconds=_PERIOD)
+            wait = await self._backend.store.take(f"{key}/{_hash(peer)}", count=self._per_minute, seconds=_PERIOD)
         if wait:
-            text = f"You may send {self._per_minute} requests per minute. Send this one again in {math.ceil(wait)} s."
+            text = f"You may send {self._per_minute} {what} per minute. Send this one again in {math.ceil(wait)} s."
             raise TooMany(text, wait)
 
     @asynccontextmanager
-    async def hold(self, peer: str) -> AsyncGenerator[None]:
-        """Count a request of a peer while it is being served. Raises TooMany if the peer has reached the limit."""
-        name = await self._hold(f"busy/{_hash(peer)}") if self._at_once and not self._is_away else None
+    async def hold(self, peer: str, messages: Sequence[Frame | bytes]) -> AsyncGenerator[list[asyncio.Task[None]]]:
+        """Count an HTTP request of a peer, also while it is being served. Raises TooMany if a limit is reached.
+
+        Several messages of one HTTP request count as one. Not all are counted while they are served: see `_counts`.
+
+        A call in a session may take longer than its HTTP request. So add the tasks of calls to the list that the
+        context manager returns: the request is counted until they have ended, too.
+        """
+        await self._count(peer, messages)
+        name = None
+        if self._at_once and not self._is_away and any(_counts(message) for message in messages):
+            name = await self._hold(f"busy/{_hash(peer)}")
+        calls: list[asyncio.Task[None]] = []
         try:
-            yield
+            yield calls
         finally:
             if name is not None:
-                await self._release(name)
+                if all(call.done() for call in calls):
+                    await self._release(name)
+                else:
+                    releasing = asyncio.get_running_loop().create_task(self._release_after(calls, name))
+                    self._releasing.add(releasing)
+                    releasing.add_done_callback(self._releasing.discard)
 
     async def _hold(self, key: str) -> str:
         name, is_held = f"{self._worker}-{next(self._numbers)}", True
@@ -89,6 +112,10 @@ class PeerLimits:
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.get_running_loop().create_task(self._renew(), name="weft-peer-limits")
         return name
+
+    async def _release_after(self, calls: list[asyncio.Task[None]], name: str) -> None:
+        await asyncio.wait(calls)
+        await self._release(name)
 
     async def _release(self, name: str) -> None:
         key = self._unreleased[name] = self._held.pop(name)
@@ -132,6 +159,15 @@ class PeerLimits:
             _seldom.warning(
                 "Requests are not counted now, because the backend failed: %s", str(error) or type(error).__name__
             )
+
+
+def _counts(message: Frame | bytes) -> bool:
+    """Return whether a message counts for `requests_at_once`: it is a request that is answered soon.
+
+    A client that has reached the limit can still answer questions, cancel requests, and open a listen stream. A message
+    that is bytes is an encoded error, in place of an invalid message.
+    """
+    return isinstance(message, Frame) and message.is_request and message.method != "subscriptions/listen"
 
 
 def _hash(peer: str) -> str:

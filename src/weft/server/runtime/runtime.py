@@ -24,6 +24,7 @@ from weft.server.diagnostics import report, summary_of
 from weft.server.runtime.admission import OpenCalls
 from weft.server.runtime.dispatch import Dispatcher
 from weft.server.runtime.fleet import Fleet
+from weft.server.runtime.peer_limits import PeerLimits
 from weft.server.runtime.subscriptions import ListenStreams
 
 LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -247,7 +248,11 @@ class Runtime(Services):
         self.draining = False  # whether the process will stop soon, so that new clients should go to another one
         self.background = Background(self)
         self.open_calls = OpenCalls()  # unfinished calls that have to wait
+        if not self.backend.is_local:
+            self.open_calls.name = "This worker"
         self.subscriptions = ListenStreams(self)
+        # Shared by all ASGI apps of the server; None if the requests of a client are not limited.
+        self.peer_limits = PeerLimits.for_limits(self.backend, self.limits, self.fleet.worker)
 
     @CachedValue
     def dispatcher(self) -> Dispatcher:

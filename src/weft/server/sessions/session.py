@@ -53,8 +53,6 @@ _seldom = Seldom(logging.getLogger("weft.sessions"))
 class OpenStream(Protocol):
     """The stream of a request that is not answered yet. Its client may have disconnected."""
 
-    last_event: str | None  # id of the last event that was stored
-
     def release(self, *, is_resumed: bool = False) -> None:
         """End the HTTP response that sends the stream. `is_resumed`: whether another response sends the rest."""
         ...

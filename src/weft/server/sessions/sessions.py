@@ -43,7 +43,7 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 log = logging.getLogger("weft.sessions")
 
 _SUBJECT = "sessions"  # of messages to all workers
-_KEEPING = "Keeping sessions in the Backend"
+_KEEPING = "Sessions could not be renewed in the backend"
 _AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that another worker sends now
 MOST_LOOKS = 16  # sessions that a handshake looks at, to find one that no other worker uses
 MOST_PASSED_ON = 200  # responses of clients that wait to be passed to other workers
@@ -319,7 +319,7 @@ class Sessions:
                 worker, _encode_message(message)
             )
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-            self.log_failure("Telling a worker that its stream is open elsewhere", error)
+            self.log_failure("A worker could not be told that its stream is open elsewhere", error)
             is_told = False
         if not is_told and session.inbox is not None:
             session.inbox.put_all()
@@ -358,7 +358,7 @@ class Sessions:
                 try:
                     await session.send(encode_change(change))
                 except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                    self.log_failure("Writing changes to a stream that another worker sends", error)
+                    self.log_failure("Changes could not be written to a stream that another worker sends", error)
                     await asyncio.sleep(_AGAIN_SECONDS)
                 else:
                     change = session.take_change(inbox)
@@ -667,7 +667,7 @@ class Sessions:
 
     def log_failure(self, what: str, error: BaseException) -> None:
         """Log that the Backend has failed. While it fails, this happens again and again, so not all of it is logged."""
-        self._seldom.error("%s raised %s", what, summary_of(error), about=f"{what} {type(error).__name__}")
+        self._seldom.error("%s: %s", what, summary_of(error), about=f"{what} {type(error).__name__}")
 
 
 class _WorkerMessage(msgspec.Struct, array_like=True, omit_defaults=True):

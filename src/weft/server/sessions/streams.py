@@ -6,6 +6,9 @@ stream, so that only that stream is replayed. This module neither interprets mes
 
 Each entry of the log names the requests that wait for an answer on the stream. If the worker that serves a request
 dies, the reader of the stream writes an error in its place, so that the client does not wait forever.
+
+The log of a stream expires. As long as a request waits for its answer, the worker that serves it writes notes, which
+are not sent, to keep the log: the client can resume the stream at any worker, however long the call is quiet.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from weft.backends.memory import ExpiringKeys
 from weft.errors import InternalError
 from weft.jsonrpc import encode_error
 from weft.limits import Limits
+from weft.net.logs import Seldom
 from weft.server.runtime.fleet import LEASE_SECONDS, Fleet, is_worker_id
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.sessions")
+_seldom = Seldom(log)
 
 STANDALONE = "0"  # the stream that belongs to no request
 
@@ -47,6 +52,7 @@ _DIED = (
 )
 _NO_READER = b""  # instead of the position of a reader, after it has ended
 _PAGE = 16  # entries that are read from the log at once
+_RENEWALS = 3  # how often the log of a quiet stream is renewed within `replay_seconds`
 _LONGEST_PAUSE = 0.5  # longest pause, in seconds, between two looks at how far a reader at another worker is
 
 
@@ -57,12 +63,16 @@ class _Head(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     standalone stream of HTTP+SSE has the answers of all requests. There an entry with a `worker` and without data says
     that the worker has begun to serve the requests in `waiting`. An entry with a `worker` and data is the answer to the
     first of them. An entry that `is_cancelled` stands for the answer to a request that was cancelled, and has no data.
+
+    An entry that `is_note` is not an event, and is not sent. It keeps the log from expiring, or replaces events that
+    were dropped.
     """
 
     is_last: bool = False  # whether the stream ends with this event
     waiting: list[RequestId] = []
     worker: str = ""
     is_cancelled: bool = False
+    is_note: bool = False
 
 
 _encode_head = msgspec.json.Encoder().encode
@@ -92,7 +102,6 @@ class _StreamReader:
     _most: int
     unread: int  # if the reader has not come to the end of the log yet: at least as many as there are
     _near: asyncio.Event = field(default_factory=asyncio.Event)  # set while the reader is not too far behind
-    missed: bool = False  # whether events were dropped before they were read
 
     def set_unread(self, unread: int) -> None:
         """Set the number of unread events. If it is small enough, wake the writers that wait for the reader."""
@@ -109,13 +118,40 @@ class _StreamReader:
 
 @dataclass(slots=True)
 class _StoredStream:
-    """The sizes of the events of one stream in the Backend's log. Only events that this process wrote are counted."""
+    """The sizes of the entries of one stream in the Backend's log. Only entries of this process are counted."""
 
     session: str
-    sizes: list[int] = field(default_factory=list[int])  # bytes of each event, oldest first
+    sizes: list[int] = field(default_factory=list[int])  # bytes of each entry, oldest first; of a note: negative
     bytes: int = 0  # sum of the sizes
+    notes: int = 0  # number of entries that are notes
     numbers: list[int] | None = None  # of the newest events; None if no other worker reads streams
     unchecked: int = 0  # events written since the position of a reader at another worker was looked up
+
+    def add(self, size: int, *, is_note: bool) -> None:
+        """Count a new entry."""
+        self.sizes.append(-size if is_note else size)
+        self.bytes += size
+        self.notes += is_note
+
+    def remove(self, index: int) -> None:
+        """Do not count an entry any more: the oldest (0), or the newest (-1)."""
+        size = self.sizes.pop(index)
+        self.bytes -= abs(size)
+        self.notes -= size < 0
+
+
+@dataclass(slots=True)
+class _OpenStream:
+    """A stream that this process writes: requests are answered on it, and its last event is not written yet."""
+
+    session: str
+    waiting: list[RequestId]  # the requests
+    written: float = math.inf  # when an entry was last stored; before the first one: infinite
+
+    @property
+    def note(self) -> _Head:
+        """The head of an entry that is not an event."""
+        return _Head(waiting=self.waiting, is_note=True)
 
 
 @dataclass(slots=True)
@@ -184,6 +220,10 @@ class Streams:
         self._expiring = ExpiringKeys(time.monotonic, self._discount)  # the keys expire as in the Backend's log
         self._bus_failed = False  # the last event could not be announced on the bus, and this was logged
         self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
+        self._open: dict[str, _OpenStream] = {}  # by key
+        self._renewal_seconds = max(limits.replay_seconds / _RENEWALS, 0.05)
+        self._renewing_in: asyncio.AbstractEventLoop | None = None  # the event loop that has a timer for renewals
+        self._renewing: asyncio.Task[None] | None = None  # renews them
         self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
         self._keep_alive = limits.keep_alive_seconds
 
@@ -200,24 +240,16 @@ class Streams:
     ) -> str:
         """Write one event to a stream, and return the id of the event. For the last parameters see `_Head`."""
         key = _key(session, stream)
-        entry = b"%b\n%b" % (_encode_head(_Head(is_last, list(waiting), worker, is_cancelled)), data)
-        most = self._account(session, key, len(entry))
-        try:
-            number = await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
-        except BaseException:
-            self._take_back(key)
-            raise
+        number = await self._store(session, key, _Head(is_last, list(waiting), worker, is_cancelled), data)
+        if is_last:
+            self._open.pop(key, None)
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
         if self._fleet is not None and (kept := self._kept.get(key)) is not None:
             kept.numbers = kept.numbers or []
             insort(kept.numbers, number)
             del kept.numbers[: -self.most_unread]
-        while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
-            oldest = next(iter(self._kept))  # the stream that was written least recently
-            if (reader := self._readers.get(oldest)) is not None and reader.unread:
-                reader.missed = True
-            await self._drop(oldest)
+        await self._make_room(key)
         try:
             await self._backend.bus.publish(key, b"")
             self._bus_failed = False
@@ -227,6 +259,50 @@ class Streams:
                 log.warning("The Backend's bus fails (%s): events of resumed streams are sent late.", kind)
             self._bus_failed = True
         return event_id(stream, number)
+
+    def open(self, session: str, stream: str, waiting: Sequence[RequestId]) -> None:
+        """Keep the log of a stream on which requests are answered, until the last event or `close`."""
+        self._open[_key(session, stream)] = _OpenStream(session, list(waiting))
+        loop = asyncio.get_running_loop()
+        if self._renewing_in is not loop and 0 < self._limits.replay_seconds < math.inf:
+            self._renewing_in, self._renewing = loop, None
+            loop.call_later(self._renewal_seconds, self._renew_soon)
+
+    def close(self, session: str, stream: str) -> None:
+        """Keep the log of a stream no longer, although its last event could not be stored."""
+        self._open.pop(_key(session, stream), None)
+
+    def _renew_soon(self) -> None:
+        """Renew the logs of quiet open streams in a task. If no stream is open, stop until one is opened."""
+        if not self._open:
+            self._renewing_in = None
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._renewal_seconds, self._renew_soon)
+        if self._renewing is None or self._renewing.done():  # else the Backend is slow
+            self._renewing = loop.create_task(self._renew(), name="weft-streams")
+
+    async def _renew(self) -> None:
+        """Write a note to each open stream that is quiet, so that its log does not expire."""
+        quiet_since = time.monotonic() - self._renewal_seconds
+        quiet = [(key, stream) for key, stream in self._open.items() if stream.written <= quiet_since]
+        notes = [self._store(stream.session, key, stream.note) for key, stream in quiet]
+        for result in await asyncio.gather(*notes, return_exceptions=True):
+            if isinstance(result, Exception):
+                _seldom.warning("The log of a stream was not renewed: %s", result)
+
+    async def _store(self, session: str, key: str, head: _Head, data: bytes = b"", *, drops: bool = False) -> int:
+        """Write an entry to the log of a stream, and return its number. `drops`: whether all others are dropped."""
+        entry = b"%b\n%b" % (_encode_head(head), data)
+        most = self._account(session, key, len(entry), is_note=head.is_note, drops=drops)
+        try:
+            number = await self._backend.log.append(key, entry, ttl=self._limits.replay_seconds, most=most)
+        except BaseException:
+            self._take_back(key)
+            raise
+        if (opened := self._open.get(key)) is not None:
+            opened.written = time.monotonic()
+        return number
 
     async def room(self, session: str, stream: str) -> None:
         """Wait until the reader of a stream has read enough events. Otherwise unread events could be dropped."""
@@ -272,7 +348,7 @@ class Streams:
         `prepare` is called before the log is read, but not before all events that it has written are read. If
         `prepare` returns False, the stream ends.
 
-        The stream also ends after its last event, and if events were dropped because the reader was too slow. Then the
+        The stream also ends after its last event, and if events were dropped before they were read here. Then the
         client can notice that events are missing.
 
         If a worker dies that serves a request of this stream, an error is written in the place of the answer.
@@ -293,16 +369,18 @@ class Streams:
             is_end = True  # whether all entries of the log were read
             while not is_end or prepare is None or await prepare():
                 entries = await self._backend.log.read(key, after, most=_PAGE)
-                if entries is None or reader.missed:
+                if entries is None:
                     return
+                if not entries and served.writer is not None and not await self.newest(session, stream):
+                    return  # the log has entries as long as events may follow: it was deleted
                 is_end = len(entries) < _PAGE
                 reader.set_unread(len(entries) if is_end else max(reader.unread, len(entries)))
                 for after, entry in entries:
                     head, data = _decode(entry)
                     served.note(head, data)
-                    if data or not head.worker:
+                    if not head.is_note and (data or not head.worker):
                         yield StoredEvent(event_id(stream, after), data, head.is_last)
-                    quiet_since = loop.time()
+                        quiet_since = loop.time()
                     reader.set_unread(reader.unread - 1)
                     if head.is_last:
                         return
@@ -356,8 +434,10 @@ class Streams:
         """Return the id of the event after `event`, if it has this data; else None. None stands for the beginning."""
         found = None if event is None else read_event_id(event)
         after = found[1] if found else 0
-        for number, entry in await self._backend.log.read(_key(session, stream), after, most=1) or ():
-            return event_id(stream, number) if _decode(entry)[1] == data else None
+        for number, entry in await self._backend.log.read(_key(session, stream), after) or ():
+            head, found_data = _decode(entry)
+            if not head.is_note:
+                return event_id(stream, number) if found_data == data else None
         return None
 
     async def newest(self, session: str, stream: str) -> int:
@@ -371,13 +451,39 @@ class Streams:
     async def forget(self, session: str) -> None:
         """Delete the streams of a session."""
         for key in [_key(session, STANDALONE), *self._keys.get(session, ())]:
-            await self._drop(key)
+            await self._delete(key)
 
-    def _account(self, session: str, key: str, size: int) -> int:
+    async def _make_room(self, newest: str) -> None:
+        """Drop the events of the streams that were written least recently, while all have more than `replay_bytes`.
+
+        The events of `newest` stay.
+        """
+        for _ in range(len(self._kept)):
+            if self._bytes <= self._limits.replay_bytes or not self._kept:
+                return
+            key, kept = next(iter(self._kept.items()))
+            if key == newest or len(kept.sizes) == kept.notes:
+                self._kept.move_to_end(key)
+            elif key in self._open or key == _key(kept.session, STANDALONE):
+                await self._drop(key, kept)
+            else:
+                await self._delete(key)
+
+    async def _drop(self, key: str, kept: _StoredStream) -> None:
+        """Drop all events of a stream to which events may be added.
+
+        A note replaces them. So the log, which knows that it has dropped entries, tells readers of the gap.
+        """
+        opened = self._open.get(key)
+        note = _Head(is_note=True) if opened is None else opened.note
+        await self._store(kept.session, key, note, drops=True)
+
+    def _account(self, session: str, key: str, size: int, *, is_note: bool, drops: bool) -> int:
         """Add the size of a new entry to the totals, and return how many entries of the stream may be stored.
 
-        This is `replay_events`, or fewer if the entries of this stream alone would have more than `replay_bytes`. Then
-        the oldest entries are subtracted from the totals, and the log drops them.
+        These are `replay_events` events and the notes between them, or fewer if the entries of this stream alone would
+        have more than `replay_bytes`. Then the oldest entries are subtracted from the totals, and the log drops them.
+        If `drops` is True, only the new entry may be stored.
         """
         while self._kept and not self._expiring.is_kept(oldest := next(iter(self._kept))):
             self._discount(oldest)  # `keep` may have ended its own key, before the key was in `_kept`
@@ -388,14 +494,13 @@ class Streams:
             self._bytes += _STREAM_COST
             self._keys.setdefault(session, set()).add(key)
         self._kept.move_to_end(key)
-        size += _EVENT_COST
-        kept.sizes.append(size)
-        before, kept.bytes = kept.bytes, kept.bytes + size
-        most = self._limits.replay_events
-        while len(kept.sizes) > most:
-            kept.bytes -= kept.sizes.pop(0)
-        while kept.bytes > self._limits.replay_bytes and len(kept.sizes) > 1:
-            kept.bytes -= kept.sizes.pop(0)
+        before = kept.bytes
+        kept.add(size + _EVENT_COST, is_note=is_note)
+        while len(kept.sizes) - kept.notes > self._limits.replay_events:
+            kept.remove(0)
+        most = self._limits.replay_events + kept.notes
+        while len(kept.sizes) > 1 and (drops or kept.bytes > self._limits.replay_bytes):
+            kept.remove(0)
             most = len(kept.sizes)
         self._bytes += kept.bytes - before
         return most
@@ -403,9 +508,9 @@ class Streams:
     def _take_back(self, key: str) -> None:
         """Subtract the size of the newest entry of a stream from the totals, because it was not stored."""
         if (kept := self._kept.get(key)) is not None and kept.sizes:
-            size = kept.sizes.pop()
-            kept.bytes -= size
-            self._bytes -= size
+            before = kept.bytes
+            kept.remove(-1)
+            self._bytes += kept.bytes - before
 
     def _discount(self, key: str) -> None:
         """Subtract the size of a stream from the totals, because the stream has expired or is being deleted."""
@@ -417,7 +522,8 @@ class Streams:
             if not keys:
                 del self._keys[kept.session]
 
-    async def _drop(self, key: str) -> None:
+    async def _delete(self, key: str) -> None:
+        self._open.pop(key, None)
         self._expiring.end(key)
         await self._backend.log.delete(key)
 
