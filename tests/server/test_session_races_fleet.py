@@ -177,6 +177,29 @@ async def test_a_session_that_another_worker_uses_does_not_make_room(make: Make,
         await client.leave()
 
 
+async def test_a_session_that_another_worker_begins_to_use_does_not_make_room(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make(sessions=1)
+    client, store, refused = await opened(workers[0]), memory_of(workers).store, []
+    touch = store.touch
+
+    async def open_another(key: str, *, ttl: float) -> bool:
+        exists = await touch(key, ttl=ttl)
+        if "session/" in key:
+            with pytest.raises(AssertionError, match="as many sessions as it allows"):
+                await opened(workers[0])
+            refused.append(key)
+        return exists
+
+    monkeypatch.setattr(store, "touch", open_another)
+    assert await ping(client.on(workers[1].asgi())) == 200
+    assert len(refused) == 1
+    monkeypatch.setattr(store, "touch", touch)
+    assert await ping(client) == 200
+    await client.leave()
+
+
 async def test_a_session_of_http_sse_does_not_end_where_only_its_messages_arrive(make: Make) -> None:
     workers = make(sessions_per_peer=1)
     here, there = (AppPeer(server.asgi(sse_path="/sse")) for server in workers)
