@@ -1,4 +1,4 @@
-"""Hold the live part of one session and its shared record, and serve the methods that only sessions have.
+"""Hold the live parts of sessions and their shared records, and serve the methods that only sessions have.
 
 The live part is what cannot be in a record: the connection that handlers see, running requests, requests that the
 client has not answered, and the events that wake open streams. The record, in the Backend's store, decides whether a
@@ -11,11 +11,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from hashlib import blake2b
 from hmac import compare_digest
+from itertools import chain
 from typing import Protocol, cast
 
 import msgspec
@@ -272,6 +274,59 @@ class Session(ClientChannel):
         for wake in (self.wake, *self.resumed.values()):
             if wake is not None:
                 wake.set()
+
+
+class LiveParts:
+    """Live parts of sessions, in the order in which they make room for others.
+
+    First those without a request since the handshake, oldest first. Then the others, least recently used first.
+    """
+
+    def __init__(self) -> None:
+        self.unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake
+        self.used: OrderedDict[str, Session] = OrderedDict()
+        self.per_peer: dict[str, OrderedDict[str, Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self.unused) + len(self.used)
+
+    def __iter__(self) -> Iterator[Session]:
+        return chain(self.unused.values(), self.used.values())
+
+    def __contains__(self, session: Session) -> bool:
+        return self.get(session.id) is session
+
+    def get(self, id: str) -> Session | None:
+        """Return the live part of the session with this id, or None."""
+        return self.used.get(id) or self.unused.get(id)
+
+    def add(self, session: Session, *, is_used: bool) -> None:
+        """Add a live part. `is_used` is False if the client has sent no request since the handshake."""
+        (self.used if is_used else self.unused)[session.id] = session
+        self.per_peer.setdefault(session.peer, OrderedDict())[session.id] = session
+
+    def mark_used(self, session: Session) -> None:
+        """Make a live part the last one in the order, because the session is used. Do nothing if it was removed."""
+        if session in self:
+            self.unused.pop(session.id, None)
+            self.used[session.id] = session
+            self.used.move_to_end(session.id)
+            self.per_peer[session.peer].move_to_end(session.id)
+
+    def remove(self, session: Session) -> None:
+        """Remove a live part. If there is a newer live part of the same session, it stays."""
+        if session in self:
+            for group in (self.unused, self.used, self.per_peer[session.peer]):
+                group.pop(session.id, None)
+            if not self.per_peer[session.peer]:
+                del self.per_peer[session.peer]
+
+    def superfluous(self, peer: str, limits: Limits) -> Iterable[Session] | None:
+        """Return the live parts of which one must make room for another one of `peer`; None if no limit is reached."""
+        mine = self.per_peer.get(peer, OrderedDict[str, Session]())
+        if len(mine) >= limits.sessions_per_peer:  # several clients may share one address
+            return sorted(mine.values(), key=lambda session: session.id not in self.unused)
+        return self if len(self) >= limits.sessions else None
 
 
 def _asker(worker: str, ask_key: str) -> str:

@@ -20,8 +20,8 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -30,7 +30,6 @@ from msgspec import UNSET
 
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
-from weft.limits import Limits
 from weft.net.logs import Seldom
 from weft.server.calls.changes import ChangeInbox, encode_change
 from weft.server.calls.pending import ClientChannel
@@ -38,7 +37,7 @@ from weft.server.diagnostics import summary_of
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import check_uris
-from weft.server.sessions.session import OFTEN, SWEEPS, Record, Records, Session
+from weft.server.sessions.session import OFTEN, SWEEPS, LiveParts, Record, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
@@ -60,59 +59,6 @@ class SessionsFull(Exception):
 
 class SessionGone(Exception):
     """Raised if a session that this process knows does not exist any more."""
-
-
-class LiveParts:
-    """Live parts of sessions, in the order in which they make room for others.
-
-    First those without a request since the handshake, oldest first. Then the others, least recently used first.
-    """
-
-    def __init__(self) -> None:
-        self.unused: OrderedDict[str, Session] = OrderedDict()  # without a request since the handshake
-        self.used: OrderedDict[str, Session] = OrderedDict()
-        self.per_peer: dict[str, OrderedDict[str, Session]] = {}
-
-    def __len__(self) -> int:
-        return len(self.unused) + len(self.used)
-
-    def __iter__(self) -> Iterator[Session]:
-        return chain(self.unused.values(), self.used.values())
-
-    def __contains__(self, session: Session) -> bool:
-        return self.get(session.id) is session
-
-    def get(self, id: str) -> Session | None:
-        """Return the live part of the session with this id, or None."""
-        return self.used.get(id) or self.unused.get(id)
-
-    def add(self, session: Session, *, is_used: bool) -> None:
-        """Add a live part. `is_used` is False if the client has sent no request since the handshake."""
-        (self.used if is_used else self.unused)[session.id] = session
-        self.per_peer.setdefault(session.peer, OrderedDict())[session.id] = session
-
-    def mark_used(self, session: Session) -> None:
-        """Make a live part the last one in the order, because the session is used. Do nothing if it was removed."""
-        if session in self:
-            self.unused.pop(session.id, None)
-            self.used[session.id] = session
-            self.used.move_to_end(session.id)
-            self.per_peer[session.peer].move_to_end(session.id)
-
-    def remove(self, session: Session) -> None:
-        """Remove a live part. If there is a newer live part of the same session, it stays."""
-        if session in self:
-            for group in (self.unused, self.used, self.per_peer[session.peer]):
-                group.pop(session.id, None)
-            if not self.per_peer[session.peer]:
-                del self.per_peer[session.peer]
-
-    def superfluous(self, peer: str, limits: Limits) -> Iterable[Session] | None:
-        """Return the live parts of which one must make room for another one of `peer`; None if no limit is reached."""
-        mine = self.per_peer.get(peer, OrderedDict[str, Session]())
-        if len(mine) >= limits.sessions_per_peer:  # several clients may share one address
-            return sorted(mine.values(), key=lambda session: session.id not in self.unused)
-        return self if len(self) >= limits.sessions else None
 
 
 class Sessions:
