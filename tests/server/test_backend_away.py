@@ -10,7 +10,7 @@ from support.backends import YieldingBackend
 from support.raw_sessions import FORM, AppPeer, Reply, accept, called, eventually, message
 from weft import Context, Limits, Server
 from weft.errors import BackendUnavailable
-from weft.server.http import session as http_session
+from weft.server.http import session_reply
 from weft.server.runtime import fleet
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 
@@ -194,7 +194,7 @@ async def rest_of(client: AppPeer, last: str) -> tuple[list[int], str]:
 async def test_events_that_could_not_be_stored_are_stored_later_and_in_order(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(session_reply, "_LATE_SECONDS", 0.05)
     client, call = await begin(workers, 2, 3)
     log = parts(workers).log
     log.is_gone = True
@@ -212,7 +212,7 @@ async def test_events_that_could_not_be_stored_are_stored_later_and_in_order(
 async def test_events_that_could_not_be_stored_are_bounded_and_the_client_sees_the_gap(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(session_reply, "_LATE_SECONDS", 0.05)
     client, call = await begin(workers, 2, steps)
     streams, limits = workers[0].engine.sessions.streams, workers[0].engine.limits
     of_others = limits.replay_bytes - 100 if steps == 3 else 0
@@ -238,7 +238,7 @@ async def test_events_that_could_not_be_stored_are_bounded_and_the_client_sees_t
 async def test_an_event_that_was_stored_although_that_seemed_to_fail_is_told_once(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(session_reply, "_LATE_SECONDS", 0.05)
     client, call = await begin(workers, 2, 3)
     log = parts(workers).log
     append, failures = log._inner.append, 0
@@ -261,7 +261,7 @@ async def test_an_event_that_was_stored_although_that_seemed_to_fail_is_told_onc
 async def test_the_events_of_a_long_outage_are_stored_while_the_call_goes_on(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(session_reply, "_LATE_SECONDS", 0.05)
     client = AppPeer(workers[0].asgi())
     await client.open()
     call = await client.post(called("polls", 7, progress="p"))
@@ -279,7 +279,7 @@ async def test_the_events_of_a_long_outage_are_stored_while_the_call_goes_on(
 async def test_a_resumed_stream_has_the_answer_after_an_event_was_stored_late(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_session, "_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(session_reply, "_LATE_SECONDS", 0.01)
     client, call = await begin(workers, 2, 3)
     waiting = await client.get(call.events[-1].id)
     await waiting.first()

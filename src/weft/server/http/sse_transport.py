@@ -23,7 +23,8 @@ from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
-from weft.server.http.session import SSE_PREFIX, Sender, SessionExchange, SharedStreamReply
+from weft.server.http.session import SSE_PREFIX, Sender, SessionExchange
+from weft.server.http.session_reply import SharedStreamReply
 from weft.server.http.session_streams import StreamForm
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
