@@ -43,7 +43,7 @@ _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 _MOST_GRACE_SECONDS = 60.0
 _ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
-_NO_KEY = (
+_KEY_IS_MISSING = (
     "This authorization server shares a backend with other processes, so all of them need the same key to sign "
     "tokens: AuthorizationServer(key=...), a private key in PEM. Make a key with: openssl ecparam -name prime256v1 "
     "-genkey -noout"
@@ -118,7 +118,7 @@ class AuthorizationServer:
         shared = open_backend(given) if isinstance(given, str) else given
         self.backend: Backend = MemoryBackend() if shared is None else ScopedBackend(shared, issuer)
         if key is None and not self.backend.is_local:
-            raise StartError(_NO_KEY)
+            raise StartError(_KEY_IS_MISSING)
         store = self.backend.store
         self.issuer = issuer
         self.origin = origin_of(issuer)
