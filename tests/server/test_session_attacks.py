@@ -285,14 +285,16 @@ async def test_a_session_that_ends_at_another_worker_makes_room(make: Make) -> N
     await here.leave()
 
 
-async def test_a_handshake_looks_at_a_few_sessions_and_then_ends_one_that_was_used_elsewhere(
+async def test_a_handshake_looks_at_a_few_sessions_and_the_next_one_at_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = session_table.MOST_LOOKS
     workers = make({"sessions": 2 * most}, {})
     clients = [await opened(workers[0]) for _ in range(2 * most)]
+    idle, stranger = clients[most + 3], AppPeer(workers[0].asgi(), address="10.0.0.1")
     for client in clients:
-        assert await ping(client.on(workers[1].asgi())) == 200
+        if client is not idle:
+            assert await ping(client.on(workers[1].asgi())) == 200
     sets, looks = memory_of(workers).sets, []
     names = sets.names
 
@@ -301,11 +303,12 @@ async def test_a_handshake_looks_at_a_few_sessions_and_then_ends_one_that_was_us
         return await names(key)
 
     monkeypatch.setattr(sets, "names", note)
-    await opened(workers[0])
-    assert looks[:most] == [f"attacked:users/{client.session}" for client in clients[:most]]
-    await eventually(lambda: not workers[0].engine.sessions._background)
-    assert len(looks) == most + 1  # the last one is of the session that ended
-    assert [await ping(client) for client in clients] == [404] + [200] * (2 * most - 1)
+    with pytest.raises(AssertionError, match="as many sessions as it allows"):
+        await stranger.open()
+    assert looks == [f"attacked:users/{client.session}" for client in clients[:most]]
+    await stranger.open()
+    assert looks[most : most + 4] == [f"attacked:users/{client.session}" for client in clients[most : most + 4]]
+    assert [await ping(client) for client in clients] == [404 if client is idle else 200 for client in clients]
     for client in clients:
         await client.leave()
 

@@ -156,12 +156,9 @@ async def test_a_first_use_that_could_not_renew_the_record_is_tried_again(make: 
 # Limits.
 
 
-@pytest.mark.parametrize("limit", ["sessions", "sessions_per_peer"])
 @pytest.mark.parametrize("ready", [False, True])
-async def test_a_session_that_has_a_stream_at_another_worker_does_not_make_room(
-    make: Make, ready: bool, limit: str
-) -> None:
-    workers = make(**{limit: 1})
+async def test_a_session_that_has_a_stream_at_another_worker_does_not_make_room(make: Make, ready: bool) -> None:
+    workers = make(sessions_per_peer=1)
     first = AppPeer(workers[0].asgi())
     await first.open(ready=ready)
     there = first.on(workers[1].asgi())

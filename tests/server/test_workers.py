@@ -488,7 +488,7 @@ def test_sigterm_is_noticed_before_connections_are_refused(start, count: int) ->
     assert readiness() == 200
     since = time.monotonic()
     process.signal(signal.SIGTERM)
-    process.until("Draining: /readyz answers 503, and new connections are accepted for another 1 s.")
+    process.until("Draining: /readyz answers 503, and new connections are accepted for another 5 s.")
     assert time.monotonic() - since < 1
     assert eventually(lambda: readiness() == 503)
     assert pid_of(url) > 0  # it still serves

@@ -136,27 +136,25 @@ class Sessions:
         """End sessions that this worker has opened, until `peer` can open a new one.
 
         A session ends that no worker has used lately: the first one in the order of `LiveParts`. Other workers leave
-        marks in the Backend for those that they have used (`Records.renew`). If there is no such session among the
-        first `MOST_LOOKS`, the first one of these ends that has no standalone stream at any worker: otherwise a client
-        could lock out all others with its address, by using many sessions now and then.
+        marks in the Backend for those that they have used (`Records.renew`).
 
-        Raises `SessionsFull` if all are in use.
+        If there is no such session among the first `MOST_LOOKS`, a session of the same peer ends that has no standalone
+        stream at any worker: otherwise a client could lock out others with the same address, by using many sessions now
+        and then. But sessions of other peers do not end for that. Raises `SessionsFull`, and the next handshake looks
+        at others: those that other workers use are the last in the order now.
         """
         used_elsewhere: list[Session] = []
         while (candidates := self._opened.superfluous(peer, self.limits)) is not None:
             session = _idle(candidates)
             if len(used_elsewhere) == MOST_LOOKS or session in used_elsewhere:
-                await self._end_without_stream(used_elsewhere)
+                await self._end_without_stream([one for one in used_elsewhere if one.peer == peer])
+                used_elsewhere.clear()
             elif await self._end_idle(session):
                 used_elsewhere.append(session)
 
     async def _end_without_stream(self, sessions: list[Session]) -> None:
-        """End the first of the sessions that has no standalone stream. Remove from the list those that were looked at.
-
-        Raises `SessionsFull` if each has one.
-        """
-        while sessions:
-            session = sessions.pop(0)
+        """End the first of the sessions that has no standalone stream. Raise `SessionsFull` if each has one."""
+        for session in sessions:
             if await self.records.stream_owner(session) is None and _is_idle(session):
                 self.end_soon(session)
                 return
