@@ -510,7 +510,7 @@ async def test_nothing_is_left_after_close(shared_redis: RedisServer) -> None:
 async def test_no_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with redis_server(tmp_path, password=SECRET) as redis:
-        async with started(redis.url, timeout=0.5) as backend:
+        async with started(redis.url, timeout=3) as backend:
             await backend.bus.subscribe("a/b", lambda _: None)
             redis.kill()
             with pytest.raises(BackendUnavailable) as caught:
