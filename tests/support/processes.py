@@ -130,7 +130,7 @@ def raw_call(tool: str) -> bytes:
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one if it ends while the file is read
         return True
 
 
