@@ -77,7 +77,7 @@ def is_running(pid: int) -> bool:
     """Whether a process runs; one that is dead and waits for its parent to notice does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
