@@ -10,6 +10,7 @@ from support.backends import YieldingBackend
 from support.raw_sessions import AppPeer, called, eventually, message, open_sse
 from weft import Context, Limits, Server
 from weft.errors import BackendUnavailable
+from weft.server.runtime import fleet
 from weft.server.sessions import sessions as session_table
 from weft.server.sessions import streams
 from weft.server.sessions.session import Session
@@ -414,6 +415,91 @@ async def test_a_released_session_does_not_live_longer(make: Make) -> None:
     await asyncio.sleep(0.02)
     await workers[0].engine.sessions._end_if_over(local(workers[0], client))
     assert until[key] == before
+    await client.leave()
+
+
+# What a client has changed at one worker holds for its next request at another.
+
+
+def deafen(server: Server) -> None:
+    """Let messages to all workers about sessions never arrive at one of them."""
+    server.engine.fleet._subjects["sessions"] = lambda body: None
+
+
+async def set_level(client: AppPeer, level: str) -> int:
+    return (await client.post(message("logging/setLevel", {"level": level}, 8))).status
+
+
+@pytest.mark.parametrize("uris", [0, 200], ids=["record", "version"])  # a large record is not sent
+async def test_the_next_request_at_another_worker_is_served_with_the_change(make: Make, uris: int) -> None:
+    workers = make()
+    deafen(workers[1])
+    client = await opened(workers[0])
+    there = client.on(workers[1].asgi())
+    assert await ping(there) == 200
+    for number in range(uris):
+        uri = f"a://{number:050}"
+        assert (await client.post(message("resources/subscribe", {"uri": uri}, number))).status == 200
+    assert await set_level(client, "error") == 200
+    assert await ping(there) == 200
+    assert local(workers[1], client).connection.log_level == "error"
+    await client.leave()
+
+
+async def test_a_worker_that_has_not_used_the_session_it_has_opened_knows_of_a_change(make: Make) -> None:
+    workers = make()
+    deafen(workers[0])
+    client = AppPeer(workers[0].asgi())
+    await client.open(ready=False)
+    there = client.on(workers[1].asgi())
+    assert (await there.post(message("notifications/initialized"))).status == 202
+    assert local(workers[0], client).connection.is_ready
+    await client.leave()
+
+
+async def test_a_session_that_has_ended_at_one_worker_is_unknown_at_another_at_once(make: Make) -> None:
+    workers = make()
+    deafen(workers[1])
+    client = await opened(workers[0])
+    there = client.on(workers[1].asgi())
+    assert await ping(there) == 200
+    assert (await client.delete()).status == 204
+    assert await ping(there) == 404
+    await client.leave()
+
+
+async def test_a_change_while_another_worker_reads_the_session_is_known_to_the_next_request_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    deafen(workers[1])
+    client, store, gate = await opened(workers[0]), memory_of(workers).store, asyncio.Event()
+    get, held_once = store.get, iter([True])
+
+    async def held(key: str) -> Any:
+        value = await get(key)
+        if "session/" in key and next(held_once, False):  # the first read of worker 1
+            await gate.wait()
+        return value
+
+    monkeypatch.setattr(store, "get", held)
+    pinging = asyncio.create_task(ping(client.on(workers[1].asgi()), 1))
+    await asyncio.sleep(0.02)
+    assert await set_level(client, "error") == 200  # worker 1 is not known as a user yet
+    gate.set()
+    assert await pinging == 200
+    assert local(workers[1], client).connection.log_level == "error"
+    await client.leave()
+
+
+async def test_a_worker_that_hangs_delays_a_change_only_for_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "INFORM_SECONDS", 0.05)
+    workers = make()
+    client = await opened(workers[0])
+    assert await ping(client.on(workers[1].asgi())) == 200
+    monkeypatch.setattr(workers[1].engine.fleet, "_answer", lambda *_: None)
+    assert await set_level(client, "error") == 200
+    assert workers[0].engine.fleet._unconfirmed == {}
     await client.leave()
 
 

@@ -239,7 +239,7 @@ async def test_a_quiet_call_can_be_resumed_until_it_is_answered(make: Make, wher
 
 
 async def test_a_quiet_call_of_a_dead_worker_is_answered_with_an_error(make: Make) -> None:
-    workers = make(**SHORT)
+    workers = make(**{**SHORT, "ask_seconds": 8})  # the handler of the dead worker waits that long at the end
     for server in workers:
         await server.start()
         server.engine.fleet._unsure_until = -math.inf  # it has joined long ago
@@ -249,6 +249,7 @@ async def test_a_quiet_call_of_a_dead_worker_is_answered_with_an_error(make: Mak
     assert [what(await rest.message()) for _ in range(3)] == [1, 2, ASK]
     answer = await rest.message()
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+    assert "has died" in answer["error"]["message"]
     await client.leave()
 
 

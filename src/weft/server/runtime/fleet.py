@@ -21,7 +21,8 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any, Literal, Self, TypeAlias
 
@@ -39,6 +40,7 @@ _seldom = Seldom(log)
 LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three times within it.
 CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
 SEND_SECONDS = 10.0  # give up sending a message to one worker
+INFORM_SECONDS = 1.0  # wait for the confirmations of `inform`
 LEAVE_SECONDS = 2.0  # for a worker that stops: to send its last changes, and to end its lease
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
 MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
@@ -329,6 +331,26 @@ class Fleet:
         finally:
             del self._unconfirmed[number]
             self._missing.discard(number)
+
+    async def inform(self, workers: Iterable[str], body: bytes) -> None:
+        """Send a message to some workers, and wait until each has confirmed it, but not longer than `INFORM_SECONDS`.
+
+        A worker that is not connected to the backend, or whose message is lost, does not get it: when it is connected
+        again, it is told that it may have missed messages.
+        """
+        if informed := [self._inform(worker, body) for worker in workers]:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INFORM_SECONDS):
+                    await asyncio.gather(*informed, return_exceptions=True)
+
+    async def _inform(self, worker: str, body: bytes) -> None:
+        number = next(self._numbers)
+        confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
+        try:
+            if await self._backend.bus.publish(_topic_of(worker), _encode(_Message(self.worker, number, body))):
+                await confirmed
+        finally:
+            del self._unconfirmed[number]
 
     def _receive_direct(self, encoded: bytes) -> None:
         """Receive a message to this worker, a question about one, or the answer about a message of this worker."""

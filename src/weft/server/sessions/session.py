@@ -146,7 +146,7 @@ class Session(ClientChannel):
     def __post_init__(self, limits: Limits) -> None:
         connection = Connection.for_loop(self, connection_id=self.id)
         ClientChannel.__init__(self, _asker(self.worker, self.ask_key), limits.ask_seconds, connection)
-        self.record = Record("", None, connection.client_capabilities, self.principal, self.peer)
+        self.record = Record("", None, connection.client_capabilities, self.principal, self.peer, opener=self.worker)
 
     def name_stream(self) -> str:
         """Return a new name for a stream of this session, unique among all workers."""
@@ -232,6 +232,7 @@ class Session(ClientChannel):
             self.record.listener if self.inbox is None else self.worker,
             self.record.version if version is None else version,
             self.ask_key,
+            self.record.opener,
         )
 
     def apply_record(self, before: Record, now: Record) -> None:
@@ -359,6 +360,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     listener: str | None = None  # None if the client has never opened the stream
     version: int = 0  # grows with each change; 0: not stored yet
     ask_key: str = ""  # see `Session.ask_key`
+    opener: str = ""  # the worker that has opened the session
 
 
 _encode = msgspec.json.Encoder().encode
@@ -431,13 +433,19 @@ class Records:
             await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
         raise BackendUnavailable(f"A session was not saved: others have changed it {MOST_SWAPS} times meanwhile.")
 
-    async def delete(self, id: str) -> None:
-        """Delete the record of a session, the entry that names the owner of its standalone stream, and the marks."""
+    async def delete(self, id: str) -> Sequence[str]:
+        """Delete the record of a session, the entry that names the owner of its standalone stream, and the marks.
+
+        Return the workers that have used the session lately.
+        """
         await self._store.delete(_key(id))
         await self._store.delete(_stream(id))
-        if self._sets is not None:
-            for worker in await self._sets.names(_users(id)):
-                await self._sets.remove(_users(id), worker)
+        if self._sets is None:
+            return ()
+        users = await self._sets.names(_users(id))
+        for worker in users:
+            await self._sets.remove(_users(id), worker)
+        return users
 
     # Only one worker at a time, the owner, may have the standalone stream open. The ownership of a dead worker expires.
 

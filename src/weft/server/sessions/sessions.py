@@ -184,19 +184,14 @@ class Sessions:
 
         Raises `SessionsFull` if another worker has opened it, and this worker has no room for its live part.
         """
-        if not self._fleet.is_alone:
-            # Messages of other workers that are here are handled first. Others may still be on their way, even if they
-            # were sent before the client sent this request: then this request is served with the older record.
-            await asyncio.sleep(0)
         session = self._local(id) or await self._fetch(id, None)
         if session is None or session.principal != principal or session.ended:
             return None
         session.in_use += 1  # so that it is not released while this method waits
         try:
-            if session.stale:
+            await self._mark_used(session)
+            if session.stale and not session.ended:
                 await self._fetch(id, session)
-            if not session.ended:
-                await self._mark_used(session)
         finally:
             session.in_use -= 1
         return None if session.ended else session  # another task may have ended it
@@ -266,11 +261,22 @@ class Sessions:
         They get the record itself, so that they know it before the changes that are published later (see
         `Fleet.publish`). Otherwise they would not collect a change of a resource to which the client has just
         subscribed. But a large record is not sent: a client could have it sent very often.
+
+        Those that use the session have the change when this method returns: the next request may come to any of them.
         """
+        if self._fleet.is_alone:
+            return
         if len(msgspec.json.encode(record)) <= _MOST_PUBLISHED:
-            await self._publish(session, record=record)
+            message = _WorkerMessage(session.id, record=record)
         else:
-            await self._publish(session, version=record.version)
+            message = _WorkerMessage(session.id, version=record.version)
+        await self._publish(message)
+        await self._inform(session, await self.records.other_users(session.id, session.worker), message)
+
+    async def _inform(self, session: Session, users: Iterable[str], message: _WorkerMessage) -> None:
+        """Wait until the worker that has opened a session, and `users`, have a message about the session."""
+        others = {session.record.opener, *users} - {session.worker}
+        await self._fleet.inform(others, _encode_message(message))
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
         """Open the standalone stream of a session at this worker, and return True. Any worker may write to the stream.
@@ -383,8 +389,11 @@ class Sessions:
         """End a session at all workers, and delete its record and streams."""
         session.ended = True
         try:
-            await self.records.delete(session.id)
-            await self._publish(session, has_ended=True)
+            users = await self.records.delete(session.id)
+            if not self._fleet.is_alone:
+                message = _WorkerMessage(session.id, has_ended=True)
+                await self._publish(message)
+                await self._inform(session, users, message)
         finally:
             await self._forget(session)
 
@@ -457,7 +466,7 @@ class Sessions:
         if not take_notification(self._runtime, session, frame):
             relayed = _relayed(session, frame, self.limits.id_bytes)
             if relayed is not None:
-                await self._publish(session, relayed)
+                await self._publish(_WorkerMessage(session.id, relayed))
         if session.connection.is_changed:
             await self.save(session)
 
@@ -468,7 +477,7 @@ class Sessions:
         for the rest; None: it is here already.
         """
         self._end_readers(session, stream, retry)
-        await self._publish(session, stream=stream, retry=retry)
+        await self._publish(_WorkerMessage(session.id, stream=stream, retry=retry))
 
     def _end_readers(self, session: Session, stream: str, retry: int | None) -> None:
         if (reader := session.resumed.pop(stream, None)) is not None:
@@ -476,10 +485,10 @@ class Sessions:
         if retry is None and (held := session.open_streams.get(stream)) is not None:
             held.release(is_resumed=True)
 
-    async def _publish(self, session: Session, frame: Frame | None = None, **fields: Any) -> None:
-        """Send a message about a session to the other workers. `fields` are fields of the message."""
+    async def _publish(self, message: _WorkerMessage) -> None:
+        """Send a message about a session to the other workers."""
         if not self._fleet.is_alone:
-            await self._fleet.publish(_SUBJECT, _encode_message(_WorkerMessage(session.id, frame, **fields)))
+            await self._fleet.publish(_SUBJECT, _encode_message(message))
 
     def _receive(self, message: bytes) -> None:
         """Handle a message from another worker about a session."""
@@ -662,6 +671,7 @@ class Sessions:
             self._make_room_for_fetched(record.peer)
             session = self._new(id, record.principal, record.peer, record.ask_key)
             session.renewed = -math.inf  # this worker has not renewed the record yet
+            session.stale = True  # others do not inform this worker of changes before it has marked itself as a user
             self._fetched.add(session, is_used=True)
             self._begin_sweeps()
         self._apply(session, record)
