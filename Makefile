@@ -14,9 +14,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # These tests measure servers under attack, and while processes die, so they run alone.
 ALONE := tests/attacks tests/fleet/test_chaos.py
-# Most tests wait more than they compute: six workers need less than a third of the time of one, even on two cores.
+# Most tests wait more than they compute: eight workers need less than a third of the time of one, even on two cores.
 # The slowest tests start first, so that all workers finish at about the same time.
-AT_ONCE := --numprocesses 6 --dist loadfile --no-loadscope-reorder
+AT_ONCE := --numprocesses 8 --dist loadfile --no-loadscope-reorder
 SLOW := tests/fleet tests/interop tests/cli tests/test_mistakes.py tests/test_deploy.py \
 	tests/server/test_streams_fleet.py tests/e2e tests/server
 SLOW_FIRST := $(SLOW) $(filter-out $(SLOW) $(ALONE) tests/support tests/typing tests/__pycache__, \

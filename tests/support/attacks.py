@@ -54,7 +54,7 @@ MB = 1024 * 1024
 MEMORY = 64 * MB  # that a server may have more after an attack than before
 P99 = 0.1  # seconds that another caller may wait
 NOISE = 5  # times what the machine itself takes
-QUIET = 1.0  # seconds of calls before the attack
+QUIET = 0.5  # seconds of calls before the attack
 
 SERVER = '''
 import asyncio
