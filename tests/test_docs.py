@@ -19,6 +19,7 @@ import json
 import os
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -535,3 +536,9 @@ def test_the_figures_of_the_readme_are_those_that_were_measured():
     assert measured
     readme = (ROOT / "README.md").read_text()
     assert [row for row in measured if row not in readme] == [], "Run tools/readme_figures.py."
+
+
+def test_the_figures_of_the_page_on_scaling_are_those_that_were_measured():
+    with_size = runpy.run_path(str(ROOT / "tools" / "readme_figures.py"))["with_size"]
+    page = (ROOT / "docs" / "how-to" / "scale.md").read_text()
+    assert with_size(page, (ROOT / "bench" / "RESULTS.md").read_text()) == page, "Run tools/readme_figures.py."
