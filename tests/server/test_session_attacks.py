@@ -604,7 +604,7 @@ async def test_a_record_that_is_not_valid_is_no_session(
     assert [await ping(there), await ping(there)] == [404, 404]
     level = await client.post(message("logging/setLevel", {"level": "error"}, 3))  # where it has a live part
     assert level.status == 200
-    local(workers[0], client).stale = True
+    local(workers[0], client).news += 1
     assert await ping(client) == 404
     assert "its record in the Backend is not valid" in caplog.text
     await client.leave()

@@ -93,7 +93,7 @@ async def test_a_session_that_is_used_while_it_is_swept_is_found(
     session.renewed = -1e9  # so that the next use renews the record
     sweep = asyncio.create_task(workers[0].engine.sessions._end_if_over(session))
     await asyncio.sleep(0.02)
-    session.stale = is_stale
+    session.news += is_stale
     pinging = asyncio.create_task(ping(client))
     await asyncio.sleep(0.02)
     gates["get"].set()  # the read of the sweep returns first
@@ -422,8 +422,8 @@ async def test_a_released_session_does_not_live_longer(make: Make) -> None:
 
 
 def deafen(server: Server) -> None:
-    """Let messages to all workers about sessions never arrive at one of them."""
-    server.engine.fleet._subjects["sessions"] = lambda body: None
+    """Let messages to all workers never arrive at one of them. Call this before it serves."""
+    server.engine.fleet._receive = lambda encoded: None  # type: ignore[method-assign]
 
 
 async def set_level(client: AppPeer, level: str) -> int:
@@ -492,14 +492,101 @@ async def test_a_change_while_another_worker_reads_the_session_is_known_to_the_n
     await client.leave()
 
 
-async def test_a_worker_that_hangs_delays_a_change_only_for_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "INFORM_SECONDS", 0.05)
+async def test_a_worker_that_has_not_used_a_session_for_long_reads_it_again(make: Make) -> None:
     workers = make()
+    deafen(workers[1])
+    client = await opened(workers[0])
+    there = client.on(workers[1].asgi())
+    assert await ping(there) == 200
+    await memory_of(workers).sets.remove(f"races:users/{client.session}", workers[1].engine.fleet.worker)
+    local(workers[1], client).informed_until = -1e9  # the mark has expired
+    assert await set_level(client, "error") == 200
+    assert await ping(there) == 200
+    assert local(workers[1], client).connection.log_level == "error"
+    await client.leave()
+
+
+async def test_a_worker_that_could_not_mark_itself_as_a_user_reads_the_session_again(make: Make) -> None:
+    workers = make()
+    deafen(workers[1])
+    client = await opened(workers[0])
+    there = client.on(workers[1].asgi())
+    parts(workers).sets.is_gone = True
+    assert await ping(there) == 503
+    parts(workers).sets.is_gone = False
+    assert await set_level(client, "error") == 200
+    assert await ping(there) == 200
+    assert local(workers[1], client).connection.log_level == "error"
+    await client.leave()
+
+
+async def test_no_request_is_served_while_the_session_is_read_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    client, store, gate = await opened(workers[0]), memory_of(workers).store, asyncio.Event()
+    get = store.get
+
+    async def held(key: str) -> Any:
+        if "session/" in key:
+            await gate.wait()
+        return await get(key)
+
+    local(workers[0], client).news += 1
+    monkeypatch.setattr(store, "get", held)
+    pings = [asyncio.create_task(ping(client, id)) for id in (1, 2)]
+    await asyncio.sleep(0.02)
+    local(workers[0], client).news += 1  # while it is read
+    await asyncio.sleep(0.02)
+    assert [one.done() for one in pings] == [False, False]
+    gate.set()
+    assert await asyncio.gather(*pings) == [200, 200]
+    assert local(workers[0], client).stale
+    assert await ping(client) == 200
+    assert not local(workers[0], client).stale
+    await client.leave()
+
+
+async def hung(workers: list[Server], monkeypatch: pytest.MonkeyPatch) -> AppPeer:
+    """A session that two workers use, of which the second does not confirm anything any more."""
     client = await opened(workers[0])
     assert await ping(client.on(workers[1].asgi())) == 200
     monkeypatch.setattr(workers[1].engine.fleet, "_answer", lambda *_: None)
+    return client
+
+
+async def test_a_worker_that_hangs_delays_a_change_only_for_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "INFORM_SECONDS", 0.05)
+    workers = make()
+    client = await hung(workers, monkeypatch)
     assert await set_level(client, "error") == 200
     assert workers[0].engine.fleet._unconfirmed == {}
+    await client.leave()
+
+
+async def test_a_change_that_is_cancelled_while_a_worker_hangs_ends_its_response(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make()
+    client = await hung(workers, monkeypatch)
+    changing = asyncio.create_task(set_level(client, "error"))
+    await eventually(lambda: workers[0].engine.fleet._unconfirmed)
+    assert (await client.post(message("notifications/cancelled", {"requestId": 8}))).status == 202
+    assert await changing == 202
+    await client.leave()
+
+
+async def test_a_session_that_is_deleted_while_a_worker_hangs_ends_here_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "INFORM_SECONDS", 20)
+    workers = make()
+    client = await hung(workers, monkeypatch)
+    await (await client.post(called("hang", 5, progress="p"))).message()
+    deleting = asyncio.create_task(client.delete())
+    await eventually(lambda: not len(workers[0].engine.sessions) and not workers[0].engine.open_calls._since)
+    assert not deleting.done()
+    deleting.cancel()
     await client.leave()
 
 

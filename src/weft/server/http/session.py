@@ -340,6 +340,9 @@ class SessionExchange:
                 await self._sessions.save(session)
         except InvalidParams as error:
             return self._runtime.dispatcher.refuse(call, error)
+        except asyncio.CancelledError:
+            if not call.cancellation.cancelled:
+                raise
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             if session is not None and unsaved != session.to_record(version=0):
                 return self._runtime.dispatcher.fail(call, error)

@@ -6,7 +6,8 @@ backend, which it renews. When the lease of a worker has expired, the worker is 
 Messages to all workers, changes among them, have one topic: a worker gets those of another in the order in which they
 were sent. They may be lost while the connection to the backend is broken. Their receivers are told then that they may
 have missed some. A message to one worker is confirmed by that worker. Without a confirmation, the sender asks whether
-the message has arrived, and sends it again only if the receiver says no: it can be large.
+the message has arrived, and sends it again only if the receiver says no: it can be large. A message that all workers
+get can also be sent to some of them, which confirm it (`Fleet.inform`). This one is not repeated.
 
 A worker whose server has no shared backend is alone: it neither has a lease nor sends messages.
 """
@@ -72,7 +73,7 @@ class _Message(msgspec.Struct, array_like=True):
     body: bytes | None  # None: about the message with this number
     # Without a body: the receiver has the message, is asked whether it has it, or does not have it.
     about: Literal["received", "question", "missing"] = "received"
-    subject: str = ""  # of a message to all workers: see `Fleet.hear`
+    subject: str = ""  # of a message that all workers get: see `Fleet.hear`
 
 
 class _SentChanges(msgspec.Struct, array_like=True):
@@ -290,7 +291,9 @@ class Fleet:
             await self._backend.bus.publish(_ALL, _encode(_Message(self.worker, 0, body, subject=subject)))
 
     def _receive(self, encoded: bytes) -> None:
-        message = _read_message(encoded)
+        self._receive_subject(_read_message(encoded))
+
+    def _receive_subject(self, message: _Message) -> None:
         receive = self._subjects.get(message.subject)
         if message.sender != self.worker and message.body is not None and receive is not None:
             receive(message.body)
@@ -332,22 +335,23 @@ class Fleet:
             del self._unconfirmed[number]
             self._missing.discard(number)
 
-    async def inform(self, workers: Iterable[str], body: bytes) -> None:
-        """Send a message to some workers, and wait until each has confirmed it, but not longer than `INFORM_SECONDS`.
+    async def inform(self, workers: Iterable[str], subject: str, body: bytes) -> None:
+        """Send a message under a subject to some workers, which they have got already or will get by `publish`, too.
 
-        A worker that is not connected to the backend, or whose message is lost, does not get it: when it is connected
-        again, it is told that it may have missed messages.
+        Wait until all workers that are connected to the backend have confirmed it, but not longer than
+        `INFORM_SECONDS`. It is sent once: for a worker that does not get it, the published message has to do.
         """
-        if informed := [self._inform(worker, body) for worker in workers]:
+        if informed := [self._inform(worker, subject, body) for worker in workers]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(INFORM_SECONDS):
                     await asyncio.gather(*informed, return_exceptions=True)
 
-    async def _inform(self, worker: str, body: bytes) -> None:
+    async def _inform(self, worker: str, subject: str, body: bytes) -> None:
         number = next(self._numbers)
+        message = _encode(_Message(self.worker, number, body, subject=subject))
         confirmed = self._unconfirmed[number] = asyncio.get_running_loop().create_future()
         try:
-            if await self._backend.bus.publish(_topic_of(worker), _encode(_Message(self.worker, number, body))):
+            if await self._backend.bus.publish(_topic_of(worker), message):
                 await confirmed
         finally:
             del self._unconfirmed[number]
@@ -366,7 +370,9 @@ class Fleet:
             elif not confirmed.done():
                 confirmed.set_result(None)
             return
-        if key not in self._seen:
+        if message.subject:  # of `inform`
+            self._receive_subject(message)
+        elif key not in self._seen:
             self._seen[key] = None
             if len(self._seen) > _MOST_SEEN:
                 self._seen.popitem(last=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import OrderedDict
@@ -131,7 +132,9 @@ class Session(ClientChannel):
     passed_on: int = 0  # responses of the client that wait to be passed to other workers
     in_use: int = 0  # open requests and streams: while there are any, the session is not idle
     ended: bool = False
-    stale: bool = False  # whether a change of the record by another worker may have been missed
+    informed_until: float = -math.inf  # until then, other workers tell this worker of changes before they answer
+    news: int = 0  # how often a change of the record by another worker may have been missed
+    read_news: int = 0  # the value of `news` when the last successful read of the record began
     inbox: ChangeInbox | None = None  # changes for the standalone stream; None if another worker collects them, or none
     wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
     open_streams: dict[str, OpenStream] = field(default_factory=dict[str, OpenStream])  # by stream name
@@ -163,6 +166,11 @@ class Session(ClientChannel):
         worker = name.partition("-")[0]
         is_asker = is_worker_id(worker) and compare_digest(name.encode(), _asker(worker, self.ask_key).encode())
         return worker if is_asker else None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the record must be read before the next request is served."""
+        return self.read_news < self.news
 
     @property
     def has_listened(self) -> bool:
@@ -384,7 +392,7 @@ class Records:
         self._unused_seconds = limits.session_unused_seconds
         # A worker marks a session which is in use here again and again: when a sweep finds that the renewal is due.
         shortest = min(limits.session_unused_seconds, limits.session_idle_seconds)
-        self._mark_seconds = 2 * limits.session_idle_seconds / OFTEN + shortest / SWEEPS
+        self.mark_seconds = 2 * limits.session_idle_seconds / OFTEN + shortest / SWEEPS
         # A record is not renewed with every use, so it has to last a little longer.
         self.idle_seconds = limits.session_idle_seconds * (1 + 1 / OFTEN)
         self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each keep-alive comment
@@ -410,7 +418,7 @@ class Records:
     async def mark(self, id: str, worker: str) -> None:
         """Mark a session as used by a worker. Do nothing if there is only one worker."""
         if self._sets is not None:
-            await self._sets.add(_users(id), worker, ttl=self._mark_seconds)
+            await self._sets.add(_users(id), worker, ttl=self.mark_seconds)
 
     async def other_users(self, id: str, worker: str) -> list[str]:
         """Return the workers that have used a session lately, except `worker`."""

@@ -26,20 +26,17 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from weft.eras.session import READY
 from weft.jsonrpc import Frame
 from weft.net.logs import Seldom
 from weft.server.calls.changes import ChangeInbox, encode_change
-from weft.server.calls.pending import ClientChannel
 from weft.server.diagnostics import summary_of
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import check_uris
+from weft.server.sessions.messages import WorkerMessage, encode_message, read_message, relayed, take_notification
 from weft.server.sessions.session import OFTEN, SWEEPS, LiveParts, Record, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams
-from weft.types.lifecycle import CancelledParams, ProgressParams
 
 log = logging.getLogger("weft.sessions")
 
@@ -49,7 +46,6 @@ _AGAIN_SECONDS = 1.0  # between two attempts to write changes to a stream that a
 MOST_LOOKS = 16  # sessions that a handshake looks at, to find one that no other worker uses
 MOST_PASSED_ON = 200  # responses of clients that wait to be passed to one other worker
 MOST_PASSED_ON_PER_SESSION = 16  # the same, of one session
-_MOST_RELAYED = 1024  # bytes of a text in a notification that is passed to all workers
 _MOST_PUBLISHED = 8192  # bytes of a record that is sent to all workers; of a larger one, they get the version
 
 
@@ -200,19 +196,31 @@ class Sessions:
         now = session.last_used = time.monotonic()
         is_first = session.id in self._opened.unused
         (self._opened if session in self._opened else self._fetched).mark_used(session)
-        if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
+        is_due = now - session.renewed > self.limits.session_idle_seconds / OFTEN
+        if is_first or is_due or not self._is_informed(session):
             await self._renew(session)
 
     async def _renew(self, session: Session) -> None:
-        """Extend the lifetime of a record. If the record does not exist any more, end the session."""
-        session.renewed = time.monotonic()
+        """Extend the lifetime of a record, and mark the session as used by this worker.
+
+        Without a mark, the other workers have not told this worker of changes. Then the session is stale afterwards. If
+        the record does not exist any more, end the session.
+        """
+        began = session.renewed = time.monotonic()
         try:
             exists = await self.records.renew(session.id, session.worker)
         except BaseException:
             session.renewed = -math.inf  # try again with the next use
             raise
+        if not self._is_informed(session):
+            session.news += 1
+        session.informed_until = began + self.records.mark_seconds
         if not exists and not session.ended:
             self.end_soon(session)
+
+    def _is_informed(self, session: Session) -> bool:
+        """Return whether other workers tell this worker of a change of the session before they answer the client."""
+        return time.monotonic() < session.informed_until or session in self._opened
 
     async def exists(self, session: Session) -> bool:
         """Return whether the record of a session still exists. If it does not, end the session in this process."""
@@ -264,19 +272,17 @@ class Sessions:
 
         Those that use the session have the change when this method returns: the next request may come to any of them.
         """
-        if self._fleet.is_alone:
-            return
         if len(msgspec.json.encode(record)) <= _MOST_PUBLISHED:
-            message = _WorkerMessage(session.id, record=record)
+            message = WorkerMessage(session.id, record=record)
         else:
-            message = _WorkerMessage(session.id, version=record.version)
+            message = WorkerMessage(session.id, version=record.version)
         await self._publish(message)
         await self._inform(session, await self.records.other_users(session.id, session.worker), message)
 
-    async def _inform(self, session: Session, users: Iterable[str], message: _WorkerMessage) -> None:
+    async def _inform(self, session: Session, users: Iterable[str], message: WorkerMessage) -> None:
         """Wait until the worker that has opened a session, and `users`, have a message about the session."""
-        others = {session.record.opener, *users} - {session.worker}
-        await self._fleet.inform(others, _encode_message(message))
+        others = {session.record.opener, *users} - {session.worker, ""}
+        await self._fleet.inform(others, _SUBJECT, encode_message(message))
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
         """Open the standalone stream of a session at this worker, and return True. Any worker may write to the stream.
@@ -333,11 +339,9 @@ class Sessions:
 
         If that worker has missed changes, it reports that. If it cannot be told, it may have missed some.
         """
-        message = _WorkerMessage(session.id, record=session.record, is_replaced=True)
+        message = WorkerMessage(session.id, record=session.record, is_replaced=True)
         try:
-            is_told = await self._fleet.is_listening(worker) and await self._fleet.send(
-                worker, _encode_message(message)
-            )
+            is_told = await self._fleet.is_listening(worker) and await self._fleet.send(worker, encode_message(message))
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             self.log_failure("A worker could not be told that its stream is open elsewhere", error)
             is_told = False
@@ -347,8 +351,8 @@ class Sessions:
     def _report_missed(self, session: str, collector: str | None) -> None:
         """Tell the worker that collects the changes of a session now that this worker has missed some."""
         if collector is not None:
-            message = _WorkerMessage(session, has_missed=True)
-            self.in_background(self._fleet.send(collector, _encode_message(message)))
+            message = WorkerMessage(session, has_missed=True)
+            self.in_background(self._fleet.send(collector, encode_message(message)))
 
     def _apply(self, session: Session, record: Record, before: Record | None = None) -> None:
         """Apply a stored record (see `Session.apply_news`). If another worker collects changes now, stop doing so."""
@@ -388,14 +392,14 @@ class Sessions:
     async def end(self, session: Session) -> None:
         """End a session at all workers, and delete its record and streams."""
         session.ended = True
+        message = WorkerMessage(session.id, has_ended=True)
         try:
             users = await self.records.delete(session.id)
-            if not self._fleet.is_alone:
-                message = _WorkerMessage(session.id, has_ended=True)
-                await self._publish(message)
-                await self._inform(session, users, message)
-        finally:
+            await self._publish(message)
+        except BaseException:
             await self._forget(session)
+            raise
+        await asyncio.gather(self._inform(session, users, message), self._forget(session))
 
     def end_soon(self, session: Session) -> None:
         """Mark a session as ended now, and end it at all workers in the background."""
@@ -454,7 +458,7 @@ class Sessions:
         session.passed_on += 1
         self._passed_on[worker] += 1
         try:
-            await self._fleet.send(worker, _encode_message(_WorkerMessage(session.id, frame)))
+            await self._fleet.send(worker, encode_message(WorkerMessage(session.id, frame)))
         finally:
             session.passed_on -= 1
             self._passed_on[worker] -= 1
@@ -464,9 +468,9 @@ class Sessions:
     async def notified(self, session: Session, frame: Frame) -> None:
         """Handle a notification of the client. If it is about a request at another worker, pass it to all workers."""
         if not take_notification(self._runtime, session, frame):
-            relayed = _relayed(session, frame, self.limits.id_bytes)
-            if relayed is not None:
-                await self._publish(_WorkerMessage(session.id, relayed))
+            passed_on = relayed(session, frame, self.limits.id_bytes)
+            if passed_on is not None:
+                await self._publish(WorkerMessage(session.id, passed_on))
         if session.connection.is_changed:
             await self.save(session)
 
@@ -477,7 +481,7 @@ class Sessions:
         for the rest; None: it is here already.
         """
         self._end_readers(session, stream, retry)
-        await self._publish(_WorkerMessage(session.id, stream=stream, retry=retry))
+        await self._publish(WorkerMessage(session.id, stream=stream, retry=retry))
 
     def _end_readers(self, session: Session, stream: str, retry: int | None) -> None:
         if (reader := session.resumed.pop(stream, None)) is not None:
@@ -485,14 +489,14 @@ class Sessions:
         if retry is None and (held := session.open_streams.get(stream)) is not None:
             held.release(is_resumed=True)
 
-    async def _publish(self, message: _WorkerMessage) -> None:
+    async def _publish(self, message: WorkerMessage) -> None:
         """Send a message about a session to the other workers."""
         if not self._fleet.is_alone:
-            await self._fleet.publish(_SUBJECT, _encode_message(message))
+            await self._fleet.publish(_SUBJECT, encode_message(message))
 
     def _receive(self, message: bytes) -> None:
         """Handle a message from another worker about a session."""
-        sent = _read_message(message)
+        sent = read_message(message)
         session = self._local(sent.session)
         if session is None:
             if sent.is_replaced and sent.record is not None:
@@ -513,7 +517,7 @@ class Sessions:
         elif sent.frame is not None:
             session.outstanding.answered(sent.frame)
 
-    def _receive_change(self, session: Session, sent: _WorkerMessage) -> None:
+    def _receive_change(self, session: Session, sent: WorkerMessage) -> None:
         """Handle the message that another worker has changed the record of a session."""
         if session in self._opened:
             self._note_other_use(session)
@@ -522,15 +526,16 @@ class Sessions:
             if sent.is_replaced and not session.handed_over:  # the live part is newer than the collected changes
                 session.handed_over = True
                 self._report_missed(session.id, sent.record.listener)
-        elif sent.version > session.record.version and not session.stale:
-            session.stale = True
-            if session.in_use or session.has_listened:  # it needs the new state now
+        elif sent.version > session.record.version:
+            was_stale = session.stale  # it is read already, or with its next request
+            session.news += 1
+            if not was_stale and (session.in_use or session.has_listened):  # it needs the new state now
                 self.in_background(self._read_again([session]))
 
     def _mark_stale(self) -> None:
         """Let all records be read again, because messages of other workers may have been missed."""
         for session in self._all():
-            session.stale = True
+            session.news += 1
         self.in_background(self._read_again([one for one in self._all() if one.in_use or one.has_listened]))
 
     async def _read_again(self, sessions: Sequence[Session]) -> None:
@@ -540,14 +545,14 @@ class Sessions:
         changed. A session whose record cannot be read stays stale, and `_sweep` tries again.
         """
         for session in sessions:
-            if session.stale and not session.ended:
+            while session.stale and not session.ended:
                 try:
                     await self._fetch(session.id, session)
                 except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                     self.log_failure(_KEEPING, error)
-                else:
-                    if session.inbox is not None:
-                        session.inbox.put_all()
+                    break
+                if session.inbox is not None:
+                    session.inbox.put_all()
 
     async def send_changes(self, session: Session) -> None:
         """Write pending changes to the standalone stream of a session, but not more than `streams.most_unread`."""
@@ -654,14 +659,8 @@ class Sessions:
         `known` is the live part of the session in this process, or None. Return None if the session does not exist.
         Raises `SessionsFull` if there is no room for a new live part.
         """
-        if known is not None:
-            known.stale = False
-        try:
-            record = await self.records.read(id)
-        except BaseException:
-            if known is not None:
-                known.stale = True
-            raise
+        news = 0 if known is None else known.news
+        record = await self.records.read(id)
         if record is None:
             if known is not None:  # the record has expired, or the backend has lost it
                 self.end_soon(known)
@@ -671,10 +670,10 @@ class Sessions:
             self._make_room_for_fetched(record.peer)
             session = self._new(id, record.principal, record.peer, record.ask_key)
             session.renewed = -math.inf  # this worker has not renewed the record yet
-            session.stale = True  # others do not inform this worker of changes before it has marked itself as a user
             self._fetched.add(session, is_used=True)
             self._begin_sweeps()
         self._apply(session, record)
+        session.read_news = max(session.read_news, news)
         return session
 
     async def _forget(self, session: Session) -> None:
@@ -697,24 +696,6 @@ class Sessions:
         self._seldom.error("%s: %s", what, summary_of(error), about=f"{what} {type(error).__name__}")
 
 
-class _WorkerMessage(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A message to other workers about a session: one of the fields after `session` is set."""
-
-    session: str
-    frame: Frame | None = None  # a message of the client about a request that another worker may have
-    record: Record | None = None  # the record, after the sender has changed it
-    has_ended: bool = False
-    stream: str | None = None  # a stream of a request, which the client reads in a new response
-    retry: int | None = None  # milliseconds after which it does
-    has_missed: bool = False  # whether the sender should have collected changes of the session, but has missed some
-    version: int = 0  # instead of a large record: its version. The receiver reads it when it needs it
-    is_replaced: bool = False  # with `record`: whether its listener replaces the receiver, which reports missed changes
-
-
-_encode_message = msgspec.json.Encoder().encode
-_read_message = msgspec.json.Decoder(_WorkerMessage).decode
-
-
 def _forget_failure(save: asyncio.Task[None]) -> None:
     """Mark the failure of a save as seen: those that have waited for it may have been cancelled."""
     if not save.cancelled():
@@ -731,67 +712,3 @@ def _idle(candidates: Iterable[Session]) -> Session:
     if idle is None:
         raise SessionsFull
     return idle
-
-
-def _relayed(session: Session, frame: Frame, most_id: int) -> Frame | None:
-    """Return what other workers need of a notification about a request, with short texts. All workers get it.
-
-    Return None if no other worker can have the request.
-    """
-    params: CancelledParams | ProgressParams
-    try:
-        if frame.method == "notifications/cancelled":
-            cancelled = _read_cancelled(_params_of(frame))
-            id = cancelled.request_id
-            if isinstance(id, str) and len(id.encode()) > most_id:
-                return None
-            params = CancelledParams(request_id=id, reason=_cut(cancelled.reason))
-        else:
-            read = _read_progress(_params_of(frame))
-            if session.asker_of(read.progress_token) in (None, session.worker):
-                return None
-            params = ProgressParams(
-                progress_token=read.progress_token,
-                progress=read.progress,
-                total=read.total,
-                message=_cut(read.message),
-            )
-        return Frame(frame.jsonrpc, method=frame.method, params=msgspec.Raw(msgspec.json.encode(params)))
-    except (msgspec.DecodeError, OverflowError):  # a number that cannot be encoded again
-        return None
-
-
-def _cut(text: str | None) -> str | None:
-    return None if text is None else text[:_MOST_RELAYED].encode()[:_MOST_RELAYED].decode(errors="ignore")
-
-
-def _params_of(frame: Frame) -> bytes:
-    return b"{}" if frame.params is UNSET else bytes(frame.params)
-
-
-_read_cancelled = msgspec.json.Decoder(CancelledParams).decode
-_read_progress = msgspec.json.Decoder(ProgressParams).decode
-
-
-def take_notification(runtime: Runtime, session: ClientChannel, frame: Frame) -> bool:
-    """Handle a notification of the client. Unknown and malformed notifications are ignored.
-
-    Return False if the notification is about a request that this worker does not have.
-    """
-    connection, params = session.connection, _params_of(frame)
-    try:
-        if frame.method == READY:
-            connection.set_initialized()
-        elif frame.method == "notifications/cancelled":
-            cancelled = _read_cancelled(params)
-            cancellation = connection.in_flight.get(cancelled.request_id)
-            if cancellation is None:
-                return False
-            cancellation.cancel(cancelled.reason)
-        elif frame.method == "notifications/progress":
-            return session.outstanding.progressed(_read_progress(params))
-        elif frame.method == "notifications/roots/list_changed":
-            runtime.roots_changed(connection)
-    except msgspec.DecodeError:
-        log.debug("a malformed notification was dropped")
-    return True

@@ -32,8 +32,8 @@ from weft.server.runtime.admission import busy, still_served
 from weft.server.runtime.request_log import is_wire_logged, refused
 from weft.server.runtime.request_log import log as wire
 from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.messages import take_notification
 from weft.server.sessions.session import read_batch
-from weft.server.sessions.sessions import take_notification
 from weft.types.base import RequestId
 from weft.types.lifecycle import CancelledParams
 
