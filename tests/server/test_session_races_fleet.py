@@ -423,7 +423,16 @@ async def test_a_released_session_does_not_live_longer(make: Make) -> None:
 
 def deafen(server: Server) -> None:
     """Let messages to all workers never arrive at one of them. Call this before it serves."""
-    server.engine.fleet._receive = lambda encoded: None  # type: ignore[method-assign]
+    server.engine.fleet._receive = lambda encoded: None  # type: ignore[method-assign] - of this one only
+
+
+async def used_at_both(workers: list[Server]) -> tuple[AppPeer, AppPeer]:
+    """A client at the first worker, and at the second, to which messages to all workers do not come."""
+    deafen(workers[1])
+    client = await opened(workers[0])
+    there = client.on(workers[1].asgi())
+    assert await ping(there) == 200
+    return client, there
 
 
 async def set_level(client: AppPeer, level: str) -> int:
@@ -433,10 +442,7 @@ async def set_level(client: AppPeer, level: str) -> int:
 @pytest.mark.parametrize("uris", [0, 200], ids=["record", "version"])  # a large record is not sent
 async def test_the_next_request_at_another_worker_is_served_with_the_change(make: Make, uris: int) -> None:
     workers = make()
-    deafen(workers[1])
-    client = await opened(workers[0])
-    there = client.on(workers[1].asgi())
-    assert await ping(there) == 200
+    client, there = await used_at_both(workers)
     for number in range(uris):
         uri = f"a://{number:050}"
         assert (await client.post(message("resources/subscribe", {"uri": uri}, number))).status == 200
@@ -459,10 +465,7 @@ async def test_a_worker_that_has_not_used_the_session_it_has_opened_knows_of_a_c
 
 async def test_a_session_that_has_ended_at_one_worker_is_unknown_at_another_at_once(make: Make) -> None:
     workers = make()
-    deafen(workers[1])
-    client = await opened(workers[0])
-    there = client.on(workers[1].asgi())
-    assert await ping(there) == 200
+    client, there = await used_at_both(workers)
     assert (await client.delete()).status == 204
     assert await ping(there) == 404
     await client.leave()
@@ -494,10 +497,7 @@ async def test_a_change_while_another_worker_reads_the_session_is_known_to_the_n
 
 async def test_a_worker_that_has_not_used_a_session_for_long_reads_it_again(make: Make) -> None:
     workers = make()
-    deafen(workers[1])
-    client = await opened(workers[0])
-    there = client.on(workers[1].asgi())
-    assert await ping(there) == 200
+    client, there = await used_at_both(workers)
     await memory_of(workers).sets.remove(f"races:users/{client.session}", workers[1].engine.fleet.worker)
     local(workers[1], client).informed_until = -1e9  # the mark has expired
     assert await set_level(client, "error") == 200
@@ -549,8 +549,7 @@ async def test_no_request_is_served_while_the_session_is_read_again(
 
 async def hung(workers: list[Server], monkeypatch: pytest.MonkeyPatch) -> AppPeer:
     """A session that two workers use, of which the second does not confirm anything any more."""
-    client = await opened(workers[0])
-    assert await ping(client.on(workers[1].asgi())) == 200
+    client, _ = await used_at_both(workers)
     monkeypatch.setattr(workers[1].engine.fleet, "_answer", lambda *_: None)
     return client
 

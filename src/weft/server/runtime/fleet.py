@@ -336,10 +336,10 @@ class Fleet:
             self._missing.discard(number)
 
     async def inform(self, workers: Iterable[str], subject: str, body: bytes) -> None:
-        """Send a message under a subject to some workers, which they have got already or will get by `publish`, too.
+        """Make sure that some workers have a message that is also published to all, before this method returns.
 
-        Wait until all workers that are connected to the backend have confirmed it, but not longer than
-        `INFORM_SECONDS`. It is sent once: for a worker that does not get it, the published message has to do.
+        Send it to each of them, and wait until those that are connected to the backend have confirmed it, but not
+        longer than `INFORM_SECONDS`. It is not sent again: a worker that misses it has only the published one.
         """
         if informed := [self._inform(worker, subject, body) for worker in workers]:
             with suppress(TimeoutError):
