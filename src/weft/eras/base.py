@@ -12,7 +12,7 @@ handshake.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,9 @@ from weft.protocol.revisions import Method, Revision
 from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, ProgressToken, Result
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
+
+if TYPE_CHECKING:
+    from weft.eras.tasks import TaskMessages
 
 EraName: TypeAlias = Literal["stateless", "session"]
 NO_PARAMS: Mapping[str, Any] = {}
@@ -117,6 +120,7 @@ class ServerEra(Protocol):
     mirrors_params: bool  # True if HTTP headers repeat the tool arguments that are annotated with `x-mcp-header`
     methods: frozenset[str]  # methods of the requests in this era, without those of extensions
     versions: Sequence[str]  # versions of this era, newest first
+    tasks: TaskMessages  # how this era speaks of tasks
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True if this message belongs to this era."""

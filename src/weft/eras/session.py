@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from weft.eras.base import CORE_TYPES, Envelope, Offer, Peer, WireError, check_token, fault_of_params, log_level_reached
 from weft.eras.session_fields import fit, fit_capabilities, fit_question
+from weft.eras.tasks import SESSION_TASKS, TaskMessages
 from weft.errors import (
     InvalidParams,
     InvalidRequest,
@@ -79,6 +80,7 @@ class SessionServer:
     mirrors_params = False
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(SESSION_REVISIONS)
+    tasks: TaskMessages = SESSION_TASKS
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True: every message that is not of the stateless era belongs to this era."""

@@ -54,11 +54,18 @@ _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
     EmptyResult: {"meta": _LATER},  # `_meta` is allowed, but some clients accept only `{}`
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
     # Not `extensions`: they are part of the handshake, and capabilities are open objects in every revision.
-    lifecycle.ServerCapabilities: {"completions": _MARCH},
-    lifecycle.ClientCapabilities: {"elicitation": _JUNE},
+    lifecycle.ServerCapabilities: {"completions": _MARCH, "tasks": _NOVEMBER},
+    lifecycle.ClientCapabilities: {"elicitation": _JUNE, "tasks": _NOVEMBER},
     lifecycle.ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # in 2025-06-18, `{}` means forms
     lifecycle.SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
-    features.Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    features.Tool: {
+        "annotations": _MARCH,
+        "title": _JUNE,
+        "output_schema": _JUNE,
+        "meta": _JUNE,
+        "icons": _NOVEMBER,
+        "execution": _NOVEMBER,
+    },
     features.Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
     features.PromptArgument: {"title": _JUNE},
     features.Resource: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},

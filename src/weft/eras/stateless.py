@@ -18,17 +18,19 @@ The checks have a fixed order, and the first that fails decides the error:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 from msgspec import UNSET
 
 from weft.eras.base import Envelope, Offer, Peer, WireError, check_token, fault_of_params, log_level_reached
+from weft.eras.tasks import STATELESS_TASKS, TaskMessages
 from weft.errors import HeaderMismatch, InternalError, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
 from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers, check_name
 from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
 from weft.types.base import LogLevel, NotificationParams, Result
+from weft.types.features import ListToolsResult
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, RequestParams
 
 REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_2026_07_28}
@@ -63,6 +65,7 @@ class StatelessServer:
     mirrors_params = True
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(REVISIONS)
+    tasks: TaskMessages = STATELESS_TASKS
 
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True if `_meta` or the version header shows that the message belongs to this era.
@@ -126,7 +129,12 @@ class StatelessServer:
         )
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Add the result type and the server's metadata to `result`, and return the same object."""
+        """Add the result type and the server's metadata to `result`, and return it.
+
+        `execution` of tools, which this revision does not have, is left out of a copy.
+        """
+        if result.__class__ is ListToolsResult:
+            result = _without_execution(cast("ListToolsResult", result))
         if result.result_type is None:
             result.result_type = "complete"
         result.meta = offer.result_meta if result.meta is None else {**offer.result_meta, **result.meta}
@@ -192,6 +200,11 @@ class StatelessServer:
         if frame.method not in offer.methods[self.name]:
             raise MethodNotFound("Method not found")
         raise InvalidParams(f"Invalid params: {fault_of_params(error)}")
+
+
+def _without_execution(result: ListToolsResult) -> ListToolsResult:
+    tools = [msgspec.structs.replace(tool, execution=None) if tool.execution else tool for tool in result.tools]
+    return msgspec.structs.replace(result, tools=tools)
 
 
 def _check_method_header(headers: Headers, name: str) -> None:

@@ -25,6 +25,7 @@ class Revision(msgspec.Struct, frozen=True):
     methods: frozenset[str]  # methods of the requests that a client may send, without extensions
     batches: bool = False  # whether several messages may be sent in one array
     polling: bool = False  # whether the server may close a stream early; the client then resumes it
+    tasks: bool = False  # whether requests can be tasks (without the extension)
 
     def __str__(self) -> str:
         return self.version
@@ -74,7 +75,7 @@ _stateless_names = frozenset(method.name for method in (*_FEATURES, *_STATELESS)
 _session_names = frozenset(method.name for method in (*_FEATURES, *_SESSION))
 
 STATELESS_2026_07_28 = Revision("2026-07-28", _stateless_names)
-SESSION_2025_11_25 = Revision("2025-11-25", _session_names, polling=True)
+SESSION_2025_11_25 = Revision("2025-11-25", _session_names, polling=True, tasks=True)
 SESSION_2025_06_18 = Revision("2025-06-18", _session_names)
 SESSION_2025_03_26 = Revision("2025-03-26", _session_names, batches=True)
 SESSION_2024_11_05 = Revision("2024-11-05", _session_names)

@@ -21,6 +21,7 @@ from weft.types.base import (
     Struct,
 )
 from weft.types.lifecycle import InputParams, RequestParams
+from weft.types.tasks import ToolExecution
 
 __all__ = [
     "AudioContent", "CallToolParams", "CallToolResult", "CompleteArgument", "CompleteContext", "CompleteParams",
@@ -123,6 +124,7 @@ class Tool(Struct):
     annotations: ToolAnnotations | None = None
     icons: list[Icon] | None = None
     meta: Meta | None = field(name="_meta", default=None)
+    execution: ToolExecution | None = None  # only in revision 2025-11-25
 
     @property
     def display_name(self) -> str:
@@ -144,6 +146,7 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
 
     name: str
     raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
+    task: msgspec.Raw | UnsetType = UNSET  # only in revision 2025-11-25: the client wants a task
 
     @cached_property
     def arguments(self) -> dict[str, Any]:

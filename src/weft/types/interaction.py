@@ -139,12 +139,13 @@ class InputRequiredResult(Result, kw_only=True):
 
 
 class SubscriptionFilter(Struct):
-    """The changes that a client subscribes to: changes of lists, and of the resources with these URIs."""
+    """The changes that a client subscribes to: changes of lists, of resources by their URIs, of tasks by their ids."""
 
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None
     resources_list_changed: bool | None = None
     resource_subscriptions: list[str] | None = None
+    task_ids: list[str] | None = None  # of the tasks extension
 
 
 class ListenParams(RequestParams, kw_only=True):

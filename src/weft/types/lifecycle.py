@@ -98,6 +98,7 @@ class ClientCapabilities(Struct):
     sampling: SamplingCapability | None = None
     elicitation: ElicitationCapability | None = None
     extensions: dict[str, JsonObject] | None = None
+    tasks: JsonObject | None = None  # only in revision 2025-11-25
 
 
 class ListChangedCapability(Struct):
@@ -127,6 +128,7 @@ class ServerCapabilities(Struct):
     resources: ResourcesCapability | None = None
     tools: ListChangedCapability | None = None
     extensions: dict[str, JsonObject] | None = None
+    tasks: JsonObject | None = None  # only in revision 2025-11-25
 
 
 class DiscoverResult(CacheableResult, kw_only=True):
