@@ -68,7 +68,7 @@ class UpdateTaskParams(RequestParams, kw_only=True):
     """The params of `tasks/update`: answers to questions of a task, by key. Only outstanding questions are decoded."""
 
     task_id: str
-    input_responses: dict[str, msgspec.Raw] = {}
+    input_responses: dict[str, msgspec.Raw] | None = None
 
 
 class TaskInput(Struct):
