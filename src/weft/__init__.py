@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from weft.server.features.content import Audio, File, Image
     from weft.server.features.prompts import AssistantMessage, UserMessage
     from weft.server.features.registry import CacheHint
+    from weft.server.features.tools import Task
     from weft.server.runtime.dispatch import Extension
     from weft.server.signature.signature import MirroredHeader
 
@@ -59,9 +60,9 @@ __all__ = [
     "CancelledElicitation", "CannotAnswer", "Client", "ClientLimits", "Command", "Connection", "ConnectionFailed",
     "Context", "DeclinedElicitation", "Elicitation", "Extension", "File", "Http", "Image", "InputRequired",
     "InvalidAnswer", "InvalidParams", "Limits", "MemoryBackend", "MirroredHeader", "ProtocolError", "QuestionFailed",
-    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "ToolCallFailed", "ToolError",
-    "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage", "VersionMismatch", "WeftError", "__version__",
-    "ask_form", "ask_model", "ask_roots", "ask_url",
+    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "Task", "ToolCallFailed",
+    "ToolError", "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage", "VersionMismatch", "WeftError",
+    "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
 ]  # fmt: skip
 
 # The module of each public name. A name is imported when it is first used, so that `import weft` is fast.
@@ -90,6 +91,7 @@ __getattr__ = lazily(
         "weft.server.features.content": ("Audio", "File", "Image"),
         "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
         "weft.server.features.registry": ("CacheHint",),
+        "weft.server.features.tools": ("Task",),
         "weft.server.runtime.dispatch": ("Extension",),
         "weft.server.signature.signature": ("MirroredHeader",),
     },

@@ -51,6 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     listen_streams_per_peer: int = 16  # open listen streams of one principal or address
     listen_uris: int = 1024  # resources that one stream or one session subscribes to
     listen_uris_bytes: int = 64 * 1024  # total length of these URIs
+    listen_tasks: int = 256  # tasks that one listen stream subscribes to
     batch: int = 100  # messages in one batch (array), in protocol versions that have batches
     input_rounds: int = 32  # rounds of questions in one call
     asks_per_call: int = 100  # questions of one call, in all rounds
@@ -76,6 +77,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # State of a call between its rounds.
     state_bytes: int = 16 * 1024  # the encrypted journal (`requestState`)
     input_responses: int = 64  # answers in one request
+
+    # Tasks: calls that go on after their answer.
+    tasks: int = 20_000  # that a process has created and that have not expired; a caller may have half of the rest
+    tasks_per_peer: int = 2_000  # of one principal or address that have not expired, at all workers
+    tasks_at_once: int = 100  # whose handlers run in the process; further ones wait
+    task_threads: int = 40  # sync handlers of tasks running at the same time
+    task_seconds: float = 86_400.0  # the longest time to live
+    task_kept_seconds: float = 60.0  # how long a task that has ended can be read at least
+    task_steps: int = 10_000  # calls of `ctx.once` in one task
+    task_bytes: int = 4 * MIB  # all answers and results of `ctx.once` of one task; also its result
+    tasks_bytes: int = 256 * MIB  # what the process has stored of tasks; a caller may have half of the rest
+    task_restarts: int = 5  # workers in a row that die while they run a task, without a new result of `ctx.once`
 
     # Errors that are sent to a peer.
     error_issues: int = 10  # invalid values that one error lists

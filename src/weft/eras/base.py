@@ -122,6 +122,10 @@ class ServerEra(Protocol):
     versions: Sequence[str]  # versions of this era, newest first
     tasks: TaskMessages  # how this era speaks of tasks
 
+    def revision(self, version: str) -> Revision | None:
+        """Return the revision with this version; None if this era does not have the version."""
+        ...
+
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True if this message belongs to this era."""
         ...

@@ -82,6 +82,10 @@ class SessionServer:
     versions: Sequence[str] = tuple(SESSION_REVISIONS)
     tasks: TaskMessages = SESSION_TASKS
 
+    def revision(self, version: str) -> Revision | None:
+        """Return the revision with this version; None if this era does not have the version."""
+        return SESSION_REVISIONS.get(version)
+
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True: every message that is not of the stateless era belongs to this era."""
         return True

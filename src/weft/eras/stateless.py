@@ -67,6 +67,10 @@ class StatelessServer:
     versions: Sequence[str] = tuple(REVISIONS)
     tasks: TaskMessages = STATELESS_TASKS
 
+    def revision(self, version: str) -> Revision | None:
+        """Return the revision with this version; None if this era does not have the version."""
+        return REVISIONS.get(version)
+
     def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Return True if `_meta` or the version header shows that the message belongs to this era.
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from weft.eras.base import Envelope
 from weft.errors import InvalidParams, MethodNotFound, MissingCapability, UndeclaredExtension
 from weft.protocol.revisions import Method
 from weft.types.base import EmptyResult, Meta, NotificationParams, Result
 from weft.types.features import CallToolParams
-from weft.types.lifecycle import PaginatedParams
+from weft.types.lifecycle import PaginatedParams, ServerCapabilities
 from weft.types.tasks import (
     IMMEDIATE_RESPONSE_KEY,
     TASKS_EXTENSION,
@@ -48,6 +50,13 @@ class TaskMessages(Protocol):
     """How an era speaks of tasks, for a server."""
 
     methods: Sequence[Method]  # the methods about tasks that a client may call
+
+    def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
+        """Return the capabilities of a server with tools that can be tasks, as this era declares them.
+
+        `lists` says whether this client may list its tasks.
+        """
+        ...
 
     def plan(self, envelope: Envelope, support: TaskSupport) -> TaskPlan:
         """Return whether a call of a tool becomes a task. `support` is what the tool supports.
@@ -113,6 +122,10 @@ class StatelessTasks:
         Method("tasks/update", UpdateTaskParams, mirrored="task_id"),
         Method("tasks/cancel", TaskParams, mirrored="task_id"),
     )
+
+    def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
+        """Return the capabilities with the extension. Tasks cannot be listed in this era."""
+        return replace(capabilities, extensions={**(capabilities.extensions or {}), TASKS_EXTENSION: {}})
 
     def plan(self, envelope: Envelope, support: TaskSupport) -> TaskPlan:
         """Return "may" if the client declared the extension with this request. The param `task` means nothing."""
@@ -180,6 +193,11 @@ class SessionTasks:
         Method("tasks/cancel", TaskParams),
         Method("tasks/list", PaginatedParams),
     )
+
+    def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
+        """Return the capabilities with `tasks`."""
+        declared: dict[str, Any] = {"list": {}} if lists else {}
+        return replace(capabilities, tasks={**declared, "cancel": {}, "requests": {"tools": {"call": {}}}})
 
     def plan(self, envelope: Envelope, support: TaskSupport) -> TaskPlan:
         """Return "must" if the client asks for a task by the param `task`."""
@@ -271,8 +289,8 @@ def _outcome(state: TaskState) -> _OutcomeFields:
     """Return what the status adds to a task of the extension."""
     return {
         "input_requests": state.questions if state.status == "input_required" else None,
-        "result": UNSET if state.status != "completed" or state.result is None else state.result,
-        "error": UNSET if state.status != "failed" or state.error is None else state.error,
+        "result": UNSET if state.status != "completed" else state.result,
+        "error": UNSET if state.status != "failed" else state.error,
     }
 
 
@@ -294,7 +312,12 @@ def _time(seconds: float) -> str:
     >>> _time(1784160000.25)
     '2026-07-16T00:00:00.250Z'
     """
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{int(seconds % 1 * 1000):03}Z"
+    return f"{_whole_second(int(seconds))}.{int(seconds % 1 * 1000):03}Z"
+
+
+@lru_cache(maxsize=1024)  # Formatting takes longer than all else that `tasks/get` does with a time.
+def _whole_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def _milliseconds(seconds: float) -> int:

@@ -65,12 +65,14 @@ class Headers:
         Authorization and cookies are left out, so that a handler cannot write a secret into a log by accident.
         """
         fields: dict[str, str] = {}
-        for name, value in self.raw:
-            if name in _SECRET:
-                continue
+        for name, value in self.without_credentials():
             key, text = name.decode("latin-1"), value.strip(_OWS).decode("latin-1")
             fields[key] = f"{fields[key]}, {text}" if key in fields else text
         return MappingProxyType(fields)
+
+    def without_credentials(self) -> list[tuple[bytes, bytes]]:
+        """Return all headers except Authorization and cookies, as the request has them."""
+        return [(name, value) for name, value in self.raw if name not in _SECRET]
 
 
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:

@@ -26,6 +26,7 @@ IMMEDIATE_RESPONSE_KEY = "io.modelcontextprotocol/model-immediate-response"
 
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
 TaskSupport = Literal["required", "optional", "forbidden"]
+NOTHING = msgspec.Raw(b"null")
 FINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})  # statuses that never change
 
 
@@ -33,7 +34,8 @@ class TaskState(msgspec.Struct):
     """What is known about a task now, in no generation's form. Times are Unix times in seconds.
 
     `result` is the encoded result of the call, with `is_error` if it is the result of a tool that failed. `error` is
-    an encoded JSON-RPC error. `questions` are the unanswered questions to the client: encoded requests, by key.
+    an encoded JSON-RPC error. Both are `NOTHING` if there is none. `questions` are the unanswered questions to the
+    client: encoded requests, by key.
     """
 
     id: str
@@ -43,16 +45,21 @@ class TaskState(msgspec.Struct):
     ttl: float  # seconds after `created` for which the task is kept
     poll: float  # seconds that a client should wait between two requests for the state
     message: str | None = None
-    questions: dict[str, msgspec.Raw] = {}
-    result: msgspec.Raw | None = None
+    questions: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict[str, msgspec.Raw])
+    result: msgspec.Raw = NOTHING
     is_error: bool = False
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NOTHING
     immediate_response: str | None = None  # what the model may be told while the task runs
 
     @property
     def is_final(self) -> bool:
         """Whether the task has ended, so that nothing changes any more."""
         return self.status in FINAL
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the call has a result."""
+        return bytes(self.result) != b"null"
 
 
 # --- the tasks extension, for the stateless era

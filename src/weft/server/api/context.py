@@ -35,6 +35,7 @@ from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressP
 if TYPE_CHECKING:
     from weft.server.api.server import Server
     from weft.server.runtime.runtime import Runtime
+    from weft.server.tasks.runs import CallTask
 
 
 T = TypeVar("T")
@@ -131,6 +132,14 @@ class Context:
         return self._state
 
     @property
+    def task(self) -> CallTask | None:
+        """The task of this call, if the tool was registered with `task=`; else None.
+
+        `ctx.task.id` is None while the call is not a task, because the client gets a plain answer.
+        """
+        return None if self._call.task is None else cast("CallTask", self._call.task.public)
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """The HTTP headers of the request, read-only and without credentials; empty on stdio."""
         return _NONE if self._call.headers is None else self._call.headers.mapping()
@@ -161,8 +170,11 @@ class Context:
 
     @property
     def session_id(self) -> str | None:
-        """The id of the session that the call belongs to, or None if there is no session."""
-        return None if self._call.session is None else self._call.connection.connection_id
+        """The id of the session that the call belongs to, or None if there is no session. A task keeps this id."""
+        call = self._call
+        if call.session is None:
+            return None if call.task is None else cast("str | None", call.task.session_id)
+        return call.connection.connection_id
 
     @property
     def protocol_version(self) -> str:
@@ -204,7 +216,7 @@ class Context:
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Send a progress notification, if the client asked for progress.
+        """Send a progress notification, if the client asked for progress. In a task, change its status message.
 
         The notification is dropped if `progress` is not greater than the last value sent. At most
         `Limits.progress_per_second` notifications are sent per second; further notifications are dropped. For a
@@ -215,6 +227,11 @@ class Context:
                 raise UsageError(
                     f"report_progress({name}={number}) is not possible: JSON has no such number. Give a finite one."
                 )
+        task = self._call.task
+        if task is not None and task.is_task:
+            if not self._is_silent:
+                task.report(progress, total, message)
+            return
         token = self._call.envelope.progress_token
         if token is None or self._is_silent or (self._progress is not None and progress <= self._progress):
             return
@@ -235,6 +252,8 @@ class Context:
         `SecretStr` in `data` is logged as stars. `logger` names the source of the message; default: the server's name.
         At most `Limits.log_messages_per_second` messages are sent per second; further messages are dropped. When
         messages are sent again, the client first gets a message with the number of dropped messages.
+
+        In a task, the message becomes the status message of the task.
         """
         if level not in _LEVELS:  # checked first, so that a wrong level fails even if the client wants no log messages
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
@@ -247,6 +266,9 @@ class Context:
                 _seldom.warning(
                     _TOO_FAST, call.described, call.services.limits.log_messages_per_second, about=call.described
                 )
+            return
+        if call.task is not None and call.task.is_task:
+            call.task.tell(data if isinstance(data, str) else bytes(shown).decode())
             return
         if pace.untold:
             dropped, pace.untold = pace.untold, 0

@@ -19,7 +19,7 @@ from weft.server.calls.changes import Change
 from weft.server.diagnostics import caller, check_limits, check_options, decorate
 from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, FeatureOptions, check_info
 from weft.server.features.resources import ResourceOptions
-from weft.server.features.tools import ToolOptions
+from weft.server.features.tools import Task, ToolOptions
 from weft.server.run.engine import CacheList, Engine, EngineOptions, RootsChanged, Servable
 from weft.server.runtime.dispatch import Extension, Translation, check_exceptions, check_middleware
 from weft.server.runtime.runtime import LifespanFactory
@@ -69,6 +69,7 @@ class ToolKeywords(PromptKeywords, total=False):
     annotations: ToolAnnotations | None
     timeout: float | None
     single_use: bool
+    task: Task | Literal["optional", "required"] | None
 
 
 def _read_options(what: str, kind: type[Options], options: dict[str, Any]) -> Options:
@@ -227,6 +228,9 @@ class Server(Servable):
         capabilities do not see the tool in the list. `scopes` are the scopes that a token must have to call and to list
         the tool. With `single_use`, a `requestState` of the tool is accepted only once. With `replace`, the tool
         replaces a tool of the same name.
+
+        With `task="optional"`, `task="required"` or `task=Task(...)`, calls become tasks, which go on after the call is
+        answered: the client asks for their state, and gets the result later.
         """
         return decorate(fn, lambda function: self.add_tool(function, **options), "tool")
 
@@ -329,6 +333,15 @@ class Server(Servable):
         new roots.
         """
         decorate(fn, self.engine.add_roots_callback, "on_roots_changed")
+        return fn
+
+    def on_shutdown(self, fn: F) -> F:
+        """Register a function that is called when the server stops: `@server.on_shutdown`.
+
+        It may be sync or async, and takes no arguments. It is called while everything still works: before running tasks
+        are handed over to other workers, before open calls are cancelled, and before the lifespan is left.
+        """
+        decorate(fn, self.engine.add_shutdown_callback, "on_shutdown")
         return fn
 
     # Notifying clients of changes. These methods may be called from any thread, inside and outside of calls. Adding and

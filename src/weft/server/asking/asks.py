@@ -17,7 +17,13 @@ from weft.server.asking.questions import ask_form, ask_url, check_key, check_req
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import COMPLETE
-from weft.types.interaction import CreateMessageResult, ElicitResult, InputRequest
+from weft.types.interaction import (
+    CreateMessageParams,
+    CreateMessageResult,
+    ElicitResult,
+    InputRequest,
+    ListRootsResult,
+)
 
 T = TypeVar("T")
 _Completed = Callable[[], Awaitable[None]]
@@ -111,6 +117,34 @@ class _FormAnswer(msgspec.Struct):
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any] | None = None
+
+
+def fault_of(request: InputRequest, answer: msgspec.Raw) -> str | None:
+    """Return why an answer does not fit a question, or None if it fits. The text contains no value of the answer."""
+    params: Any = {} if request.params is msgspec.UNSET else request.params
+    try:
+        if request.method == "sampling/createMessage":
+            read = msgspec.json.decode(answer, type=CreateMessageResult)
+            return fault_of_answer(msgspec.convert(params, CreateMessageParams), read)
+        if request.method == "roots/list":
+            msgspec.json.decode(answer, type=ListRootsResult)
+        elif params.get("mode") == "url":
+            msgspec.json.decode(answer, type=ElicitResult)
+        else:
+            _check_form(msgspec.json.decode(answer, type=_FormAnswer), params.get("requestedSchema", {}))
+    except msgspec.ValidationError:
+        return f"it is no answer to {request.method}."
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _check_form(answer: _FormAnswer, schema: Mapping[str, Any]) -> None:
+    """Raise ValueError if a form was filled in, and a value does not fit."""
+    if answer.action == "accept":
+        from weft.forms import parse_form
+
+        parse_form(schema, answer.content)
 
 
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:

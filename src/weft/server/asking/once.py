@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 import msgspec
 
 from weft.errors import UsageError
+from weft.server.calls.execution import Threads
 from weft.server.calls.services import Services
 from weft.server.signature.plain import is_hashable
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read, or name the type: ctx.once(..., type=T)."
+
+_Keep: TypeAlias = Callable[[msgspec.Raw], Awaitable[None]]  # stores a result, before the handler gets it
 
 # The calls of `once` that the current code runs in: each a `Once` and a key.
 _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", default=())
@@ -35,16 +38,26 @@ class Once:
 
     `results` has the results of earlier rounds. `logical` is the id of the logical call. If several requests with the
     same id run at the same time, the first request calls the function, and the other requests wait for its result. By
-    default, there is no id, because there is only one request. `peer` is the client, for limits.
+    default, there is no id, because there is only one request. `peer` is the client, for limits. `keep` stores each new
+    result elsewhere too, before it is returned. `threads` runs plain functions (default: those of all calls).
     """
 
     def __init__(
-        self, services: Services, results: dict[str, msgspec.Raw], logical: str = "", *, peer: str = ""
+        self,
+        services: Services,
+        results: dict[str, msgspec.Raw],
+        logical: str = "",
+        *,
+        peer: str = "",
+        keep: Callable[[str, msgspec.Raw], Awaitable[None]] | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._services = services
         self._results = results
         self._logical = logical
         self._peer = peer
+        self._keep = keep
+        self._threads = threads or services.threads
         self._locks: dict[str, asyncio.Lock] = {}  # By key: of two concurrent calls, the second one waits.
         self.began = False  # Whether a function was called, with any outcome.
 
@@ -64,7 +77,7 @@ class Once:
 
         async def make() -> bytes:
             self.began = True
-            value = await self._services.threads.call(fn, args, to_end=bool(self._logical))
+            value = await self._threads.call(fn, args, to_end=bool(self._logical))
             with _explained(
                 f"ctx.once({key!r}) has called its function, but cannot keep the {_named(value.__class__)} that it "
                 "returned, so the next round would call it again."
@@ -74,11 +87,16 @@ class Once:
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
                 if key not in self._results:
+                    can_stop = inspect.iscoroutinefunction(fn)
                     if self._logical:
-                        name, can_stop = f"{self._logical} {key}", inspect.iscoroutinefunction(fn)
-                        made = await self._services.once_store.once(name, make, peer=self._peer, can_stop=can_stop)
+                        claimed = partial(self._services.once_store.once, f"{self._logical} {key}", make)
+                        make_once = partial(claimed, peer=self._peer, can_stop=can_stop)
                     else:
-                        made = await make()
+                        make_once = make
+                    if self._keep is None:
+                        made = await make_once()
+                    else:
+                        made = await _to_end(make_once, partial(self._keep, key), can_stop=can_stop)
                     self._results[key] = msgspec.Raw(made)
         finally:
             _in_once.reset(mark)
@@ -95,6 +113,40 @@ class Once:
         """
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
+
+
+async def _to_end(make: Callable[[], Awaitable[bytes]], keep: _Keep, *, can_stop: bool) -> bytes:
+    """Call `make` and `keep` its result, in a task of its own, so that no result is lost if the caller is cancelled.
+
+    If the caller is cancelled, `make` is cancelled too, and the caller waits for its end. But if `can_stop` is False,
+    `make` waits for a thread, which cannot be cancelled: then it goes on in the background.
+    """
+    task = asyncio.create_task(_outcome(make, keep))
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    try:
+        outcome = await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if can_stop:
+            task.cancel()
+            await asyncio.wait([task])
+        raise
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+_under_way: set[asyncio.Task[bytes | BaseException]] = set()  # the event loop has only weak references to its tasks
+
+
+async def _outcome(make: Callable[[], Awaitable[bytes]], keep: _Keep) -> bytes | BaseException:
+    """Return the result, or the exception, which is not raised: a SystemExit would end the event loop."""
+    try:
+        made = await make()
+        await keep(msgspec.Raw(made))
+    except BaseException as error:  # noqa: BLE001 - raised by the caller
+        return error
+    return made
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def watched(handler: Handler) -> Handler:
     """Return a handler that also warns about side effects, in calls whose handler may run more than once."""
 
     async def serve(call: Call) -> Any:
-        if not call.era.asks_by_rounds or sys.getprofile() is not None:
+        if not call.runs_again or sys.getprofile() is not None:
             return await handler(call)
         call.replay = Replay(call.described, cast("Coroutine[Any, Any, Any]", handler(call)))
         try:

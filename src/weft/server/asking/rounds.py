@@ -132,8 +132,8 @@ def asker_of(call: Call) -> Asker:
 
 
 def round_of(call: Call) -> Round | None:
-    """Return the `Round` of a call; None in a session, or if the call has no `Round` yet."""
-    return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
+    """Return the `Round` of a call; None if its questions are sent in a session, or if it has not asked yet."""
+    return call.asker if isinstance(call.asker, Round) else None
 
 
 async def invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
@@ -158,7 +158,11 @@ class Asker(ABC):
         self.journal = journal
         self.is_retry = False  # Whether the handler ran before for the same logical call.
         self._keys = Keys()
-        self._once = Once(call.services, journal.once, journal.id, peer=call.peer)
+        self._once = self._new_once(call)
+
+    def _new_once(self, call: Call) -> Once:
+        """Return the object that calls functions once and stores their results in the journal."""
+        return Once(call.services, self.journal.once, self.journal.id, peer=call.peer)
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """Return the result of `fn`, which is called at most once for all rounds of a call.
@@ -221,16 +225,17 @@ class Round(Asker):
     """One run of a handler without a session.
 
     Answers come from the journal. If the journal has no answer, the run ends, and the client gets the question.
+    `journal` is the journal of the call. Default: it is decrypted from the params of the call.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, journal: Journal | None = None) -> None:
         params = call.envelope.params
         if not isinstance(params, InputParams):
             raise UsageError(
                 f"{call.described} cannot ask the client: only tools, prompts and resources can ask. Move the "
                 "question into the handler of one of them."
             )
-        super().__init__(call, _open_journal(call, params))
+        super().__init__(call, _open_journal(call, params) if journal is None else journal)
         self._params = params
         self._asked: dict[str, str] = {}  # Digests of all questions of this run, by key.
         self._questions: dict[str, InputRequest] = {}  # Questions without an answer, by key.
@@ -243,11 +248,11 @@ class Round(Asker):
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """Return the answer from the journal. If the journal has no answer, end the round with this question."""
         self._once.check_asking()
-        question = digest(method, params)
+        question = digest(method, without_page_id(params))
         name = self._keys.name(key, question)
         self._asked[name] = question
         self._check_total(len(self._asked), "questions", "asks_per_call", self._limits.asks_per_call)
-        answer = self.journal.answer(name, question) or self._early_answer(name, question)
+        answer = self._answer(name, question)
         if self._call.replay is not None:
             self._call.replay.asked()
             if answer is None:
@@ -349,6 +354,10 @@ class Round(Asker):
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _answer(self, name: str, question: str) -> msgspec.Raw | None:
+        """Return the answer to a question, or None. `name` is the key of the question, `question` is its digest."""
+        return self.journal.answer(name, question) or self._early_answer(name, question)
 
     def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
         """Return and record the answer that the client has sent with its first call, before the question was asked.
@@ -468,15 +477,16 @@ class Channel(Asker):
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """Return the answer from an earlier run of the handler, or else send the question and wait for the answer."""
         self._once.check_asking()
-        question = digest(method, _without_page_id(params))
+        question = digest(method, without_page_id(params))
         name = self._keys.name(key, question)
         answer = self.journal.answer(name, question)
         if answer is None:
-            answer = await self._send(method, params)
+            answer = await self.send(method, params)
             self.journal.answers[name] = RecordedAnswer(question, answer)
         return answer
 
-    async def _send(self, method: str, params: Any) -> msgspec.Raw:
+    async def send(self, method: str, params: Any) -> msgspec.Raw:
+        """Send a question to the client, and return its answer as JSON. Raises QuestionFailed if there is none."""
         call, seconds = self._call, self._call.services.limits.ask_seconds
         if call.cancellation.cancelled or call.reply.answered:
             reason = "the call is answered. Ask before the handler returns."
@@ -535,8 +545,8 @@ class Channel(Asker):
 
     async def _ask_returned(self, request: InputRequest) -> RecordedAnswer:
         params = params_of(request)
-        question = digest(request.method, _without_page_id(params))
-        return RecordedAnswer(question, await self._send(request.method, _with_page_id(params)))
+        question = digest(request.method, without_page_id(params))
+        return RecordedAnswer(question, await self.send(request.method, _with_page_id(params)))
 
     def _pages_required(self, signal: UrlElicitationRequired) -> ProtocolError:
         """Return the error that lists the web pages that the user must visit."""
@@ -550,7 +560,7 @@ def _with_page_id(params: Any) -> Any:
     return params
 
 
-def _without_page_id(params: Any) -> Any:
+def without_page_id(params: Any) -> Any:
     """Return the params of a question without `elicitationId`. Questions that differ only in this id are the same."""
     return params if params is None else {name: value for name, value in params.items() if name != "elicitationId"}
 

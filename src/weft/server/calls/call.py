@@ -75,6 +75,7 @@ class Call:
     replay: Any = None  # The `Replay` in debug mode, which warns of side effects that would be repeated.
     undo: Callable[[], None] | None = None  # Undoes the effects of the call; called if the answer is an error.
     spends: str | None = None  # The single-use `requestState` of this call, if it has one.
+    task: Any = None  # The `TaskRun`, or `PlainCall`, if the tool can be called as a task.
     questions: list[Question] | None = None  # Questions of this call, to find those that were not awaited.
     _cancellation: Cancellation | None = None
     _context: Any = None
@@ -154,6 +155,16 @@ class Call:
         return None if self.token_info is None else self.token_info.principal
 
     @property
+    def address(self) -> str:
+        """The address or pipe of the client; empty if there is only one client."""
+        return self._address
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the handler runs again from the top when a question is answered."""
+        return self.era.asks_by_rounds or (self.task is not None and self.task.is_task)
+
+    @property
     def peer(self) -> str:
         """The key of this client in counters for limits: its principal, address or network."""
         return peer_of(self._address, self.token_info)
@@ -165,6 +176,19 @@ class Call:
         if part is not None and rest:
             part = part.get(rest)
         return part is not None and part is not False
+
+    def copy(self, reply: Reply) -> Call:
+        """Return a call with the same request and another reply. It has no session and a cancellation of its own."""
+        return Call(
+            self.services,
+            self.id,
+            self.envelope,
+            self.era,
+            reply,
+            self.headers,
+            self._address,
+            token_info=self.token_info,
+        )
 
     def end(self) -> None:
         """Break reference cycles, so that the memory of the request is freed without the garbage collector.

@@ -21,7 +21,7 @@ from weft.types.features import ResourceUpdatedParams
 
 log = logging.getLogger("weft.changes")
 
-ChangeKind = Literal["tools", "prompts", "resources", "resource"]
+ChangeKind = Literal["tools", "prompts", "resources", "resource", "task"]
 # Pending changes of one peer. If there are more, the change of a part is reported as a change of the whole resource.
 MOST_UNTOLD = 1024
 
@@ -29,7 +29,8 @@ MOST_UNTOLD = 1024
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A change of a feature list, or of one resource.
 
-    If `kind` is "resource", the contents of the resource `uri` have changed. `part_of` is the URI of a larger resource
+    If `kind` is "task", `uri` is the id of a task; only inboxes of listen streams get such changes. If `kind` is
+    "resource", the contents of the resource `uri` have changed. `part_of` is the URI of a larger resource
     that contains this resource. Subscribers of the larger resource are notified too.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})

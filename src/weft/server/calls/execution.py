@@ -255,8 +255,9 @@ class _Outcome:
 class Threads:
     """A pool of threads for sync functions. Threads are created when they are needed."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, name: str = "weft") -> None:
         self._size = size
+        self._name = name  # the names of the threads begin with it
         self._pool: ThreadPoolExecutor | None = None
         # Calls wait for a semaphore, because the pool's queue is unbounded and ignores cancellation.
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -305,7 +306,7 @@ class Threads:
 
         try:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="weft")
+                self._pool = ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
             future = self._pool.submit(work)
         except BaseException:
             permits.release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from weft.backends import Backend
 from weft.eras.base import Offer
@@ -20,6 +20,9 @@ from weft.server.calls.execution import Threads
 from weft.server.calls.once_store import OnceStore
 from weft.types.base import Implementation
 from weft.types.lifecycle import ServerCapabilities
+
+if TYPE_CHECKING:
+    from weft.server.calls.call import Call
 
 T = TypeVar("T")
 
@@ -110,6 +113,10 @@ class Services:
     @property
     def capabilities(self) -> ServerCapabilities:
         """The capabilities that the server declares."""
+        raise NotImplementedError
+
+    def capabilities_for(self, call: Call) -> ServerCapabilities:
+        """Return the capabilities that the server declares to the client of a call."""
         raise NotImplementedError
 
     @CachedValue

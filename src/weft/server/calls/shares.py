@@ -9,6 +9,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from weft.backends.memory import ExpiringKeys
+
 
 class Shares:
     """Counts the entries of each peer until they expire.
@@ -70,3 +72,63 @@ class Shares:
         self._used[peer] -= 1
         if not self._used[peer]:
             del self._used[peer]
+
+
+class SizedShares:
+    """Counts the entries of each peer and their bytes until they expire. Each entry has its own lifetime.
+
+    A peer may have at most half of the entries, and of the bytes, that other peers leave free.
+
+    >>> import asyncio
+    >>> async def example():
+    ...     shares = SizedShares(most=4, most_bytes=100)
+    ...     return [shares.take("a", "ann", 40, 60), shares.take("b", "ann", 40, 60), shares.take("a", "ann", 5, 60)]
+    >>> asyncio.run(example())
+    [True, False, True]
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._entries: dict[str, tuple[str, int]] = {}  # Peer and bytes by key.
+        self._counts: dict[str, int] = {}  # Number of entries of each peer.
+        self._bytes: dict[str, int] = {}  # Bytes of each peer.
+        self._all_bytes = 0
+        self._expiring = ExpiringKeys(time.monotonic, self._forget)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take(self, key: str, peer: str, size: int, seconds: float) -> bool:
+        """Count an entry for some seconds. Return False if the peer has no room for it.
+
+        For an entry that is counted already, count `size` more bytes, and ignore `peer`.
+        """
+        known = self._entries.get(key)
+        if known is not None:
+            peer = known[0]
+        elif self._counts.get(peer, 0) + 1 > self._most - len(self._entries) - 1:
+            return False
+        own_bytes = self._bytes.get(peer, 0) + size
+        if own_bytes > self._most_bytes - self._all_bytes - size:
+            return False
+        if known is None:
+            self._counts[peer] = self._counts.get(peer, 0) + 1
+        self._entries[key] = peer, size + (0 if known is None else known[1])
+        self._bytes[peer] = own_bytes
+        self._all_bytes += size
+        self._expiring.keep(key, seconds)
+        return True
+
+    def release(self, key: str) -> None:
+        """Do not count an entry any longer. Does nothing if it is not counted."""
+        if key in self._entries:
+            self._expiring.end(key)
+
+    def _forget(self, key: str) -> None:
+        peer, size = self._entries.pop(key)
+        self._all_bytes -= size
+        self._counts[peer] -= 1
+        self._bytes[peer] -= size
+        if not self._counts[peer]:
+            del self._counts[peer], self._bytes[peer]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,6 +31,7 @@ from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Result
 from weft.types.features import CallToolParams, CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
+from weft.types.tasks import ToolExecution
 
 log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")
@@ -45,6 +46,53 @@ _SENSITIVE = re.compile(
 )
 
 
+class Task(msgspec.Struct, frozen=True):
+    """How calls of a tool become tasks, which go on after the call is answered: `@server.tool(task=Task(after=2.0))`.
+
+    With `support="optional"`, clients that do not know of tasks wait for the result; with "required", their calls are
+    refused. A call that is done within `after` seconds is answered plainly. `task="optional"` is short for `Task()`.
+
+    >>> Task("required", ttl=600).ttl
+    600
+    """
+
+    support: Literal["optional", "required"] = "optional"
+    after: float = 0.0  # Seconds after which a call becomes a task; 0: at once.
+    ttl: float = 3600.0  # Seconds after its creation for which a task is kept, and in which it must be done.
+    poll: float = 1.0  # Seconds that a client should wait between two requests for the state.
+    # What happens if the worker dies that runs the task: its handler runs again on another one, or the task has failed.
+    restart: Literal["resume", "never"] = "resume"
+    immediate_response: str | None = None  # What a model may be told while the task runs; for clients of 2025-11-25.
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("support", self.support, ("optional", "required")),
+            ("restart", self.restart, ("resume", "never")),
+        ):
+            if value not in known:
+                raise UsageError(f"Task({name}={value!r}) is not possible: it is {' or '.join(map(repr, known))}.")
+        for name, seconds, least in (("after", self.after, 0.0), ("ttl", self.ttl, 1.0), ("poll", self.poll, 0.01)):
+            if not least <= seconds < math.inf:
+                raise UsageError(f"Task({name}={seconds!r}) is not possible: give seconds, {least:g} or more.")
+
+
+def read_task(given: Task | str | bool | None) -> Task | None:  # noqa: FBT001 - an option of the user
+    """Return the option `task` of a tool as a `Task`; None if calls of the tool never become tasks.
+
+    >>> read_task("optional") == Task(), read_task(None)
+    (True, None)
+    """
+    if given is None or given is False or given == "forbidden":
+        return None
+    if given is True:
+        return Task()
+    if isinstance(given, str):
+        return Task(cast("Any", given))
+    if not isinstance(given, Task):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise UsageError(f"task={given!r} is not possible: write task='optional', task='required' or task=Task(...).")
+    return given
+
+
 class ToolOptions(FeatureOptions, kw_only=True, frozen=True):
     """The options of a tool."""
 
@@ -53,6 +101,7 @@ class ToolOptions(FeatureOptions, kw_only=True, frozen=True):
     annotations: ToolAnnotations | None = None
     timeout: float | None = None  # In seconds.
     single_use: bool = False  # Whether each `requestState` of this tool is accepted only once.
+    task: Task | str | bool | None = None  # Whether and how calls become tasks.
 
 
 class RegisteredTool(Feature):
@@ -65,6 +114,10 @@ class RegisteredTool(Feature):
         self.fn = fn
         self.timeout = options.timeout
         self.single_use = options.single_use
+        try:
+            self.task = read_task(options.task)
+        except UsageError as error:
+            raise self.refusal(error) from None
         self._threads = threads
         self._seldom = Seldom(log)  # Logs only some of the warnings that clients can cause again and again.
         raw = options.input_schema
@@ -99,6 +152,7 @@ class RegisteredTool(Feature):
             annotations=options.annotations,
             icons=options.icons,
             meta=options.meta,
+            execution=None if self.task is None else ToolExecution(self.task.support),
         )
         if self._has_output_schema:
             _ = self._output  # Raises an error if the schema is wrong.
@@ -151,11 +205,11 @@ class RegisteredTool(Feature):
             if self.signature.injected is not None:
                 kwargs[self.signature.injected] = call.context
             if self.timeout is not None:
-                value = await self._in_time(kwargs)
+                value = await self._in_time(call, kwargs)
             elif self.signature.is_async:
                 value = await self.fn(**kwargs)
             else:
-                value = await self._threads.run(self.fn, kwargs)
+                value = await self._threads_for(call).run(self.fn, kwargs)
             return self._result(value)
         except BaseException:  # Middleware may catch it; otherwise the dispatcher answers with an error.
             call.blamed = self.described
@@ -172,13 +226,18 @@ class RegisteredTool(Feature):
             raise ArgumentsError([str(problem) for problem in problems], subject=f"The arguments of {self.name!r}")
         return {} if self._whole is None else {self._whole: arguments}
 
-    async def _in_time(self, kwargs: dict[str, Any]) -> Any:
+    def _threads_for(self, call: Call) -> Threads:
+        """Return the threads for plain functions. Tasks have their own, so that they keep no other call waiting."""
+        threads: Threads = self._threads if call.task is None or not call.task.is_task else call.task.threads
+        return threads
+
+    async def _in_time(self, call: Call, kwargs: dict[str, Any]) -> Any:
         limit = asyncio.timeout(self.timeout)
         try:
             async with limit:
                 if self.signature.is_async:
                     return await self.fn(**kwargs)
-                return await self._threads.run(self.fn, kwargs)
+                return await self._threads_for(call).run(self.fn, kwargs)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -289,10 +348,13 @@ class Tools(Registry[RegisteredTool]):
         super().__init__("tools", changes, page_size, ListToolsResult, cache_hint)
         self._threads = threads
         self._refs = refs  # Whether schemas keep their definitions under `$defs`.
+        self.has_tasks = False  # Whether calls of a tool could ever become tasks.
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> None:
         """Register a function as a tool, and notify subscribers that the list has changed."""
-        self._add(self._pages, RegisteredTool(fn, options, self._threads, refs=self._refs), replace=options.replace)
+        tool = RegisteredTool(fn, options, self._threads, refs=self._refs)
+        self.has_tasks = self.has_tasks or tool.task is not None  # Before the tool can be called.
+        self._add(self._pages, tool, replace=options.replace)
 
     def call(self, call: Call) -> Awaitable[Result]:
         """Serve `tools/call`."""

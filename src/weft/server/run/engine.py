@@ -27,6 +27,7 @@ from weft.server.auth.tokens import Verifier
 from weft.server.calls.call import Call, Handler
 from weft.server.calls.changes import Change
 from weft.server.calls.connection import Connection
+from weft.server.diagnostics import describe, report
 from weft.server.features.prompts import Completions, Prompts
 from weft.server.features.registry import CacheHint, read_cache_hints
 from weft.server.features.resources import Resources
@@ -38,6 +39,7 @@ from weft.server.runtime.request_log import dispatcher_class
 from weft.server.runtime.runtime import LifespanFactory, Runtime
 from weft.server.sessions.session import HANDLERS
 from weft.server.sessions.sessions import Sessions
+from weft.server.tasks.service import TaskService
 from weft.types.base import SERVER_INFO_KEY, Implementation
 from weft.types.lifecycle import DiscoverResult, ListChangedCapability, ResourcesCapability, ServerCapabilities
 
@@ -109,7 +111,12 @@ class Engine(Runtime):
         self._middleware: list[dispatch.Middleware] = list(options.middleware)
         self._translations: dispatch.Translations | None = None  # functions registered with `on_error`, if any
         self._on_roots_changed: list[RootsChanged] = []
+        self._on_shutdown: list[Callable[[], Any]] = []
         self.sessions = Sessions(self)
+        self.tasks = TaskService(self, self.tools)
+        self.subscriptions.feed = self.tasks
+        self._dispatches_tasks = False  # whether the dispatcher asks `tasks` about calls of tools
+        self.lifespan.on_ready = self.tasks.runner.begin
         self.serving = 0  # number of running `serve` calls
         self.changes.subscribe(self._forget_offer)
 
@@ -142,6 +149,10 @@ class Engine(Runtime):
         """Add a function that is called when a client in a session reports that its roots have changed."""
         self._on_roots_changed.append(fn)
 
+    def add_shutdown_callback(self, fn: Callable[[], Any]) -> None:
+        """Add a function that is called when the server stops (see `Server.on_shutdown`)."""
+        self._on_shutdown.append(fn)
+
     def roots_changed(self, connection: Connection) -> None:
         """Call the functions that are registered with `on_roots_changed`, each in a background task."""
         for fn in self._on_roots_changed:
@@ -150,13 +161,28 @@ class Engine(Runtime):
     def calls_for_itself(self, fn: object) -> bool:
         """Return whether `fn` is registered on this server as middleware, as a callback or as the lifespan."""
         of_errors = () if self._translations is None else self._translations.functions
-        return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
+        callbacks = (*self._on_roots_changed, *self._on_shutdown, *of_errors)
+        return any(fn is one for one in (*self._middleware, *callbacks, self.lifespan.factory))
 
     # What the server offers.
 
     @property
     def capabilities(self) -> ServerCapabilities:
-        """The capabilities that the server declares. For example, `tools` is declared only if there are tools."""
+        """The capabilities that the server declares. For example, `tools` is declared only if there are tools.
+
+        If there are tools with `task=`, these are the capabilities as the first era of the server declares them.
+        """
+        declared = self._capabilities()
+        return self.eras[0].tasks.declare(declared, lists=False) if self.tools.has_tasks else declared
+
+    def capabilities_for(self, call: Call) -> ServerCapabilities:
+        """Return the capabilities that the server declares to the client of a call."""
+        declared = self._capabilities()
+        if not self.tools.has_tasks:
+            return declared
+        return call.era.tasks.declare(declared, lists=call.principal is not None)
+
+    def _capabilities(self) -> ServerCapabilities:
         changes = ListChangedCapability(list_changed=True)
         return ServerCapabilities(
             logging={},
@@ -186,6 +212,8 @@ class Engine(Runtime):
             for name, method in METHODS.items()
             if name in era.methods and (method.capability is None or method.capability in declared)
         }
+        if self.tools.has_tasks:
+            own.update({method.name: method for method in era.tasks.methods})
         return own | {method.name: method for extension in self.extensions for method, _ in extension.methods()}
 
     def forget_offer(self) -> None:
@@ -195,11 +223,13 @@ class Engine(Runtime):
     def _forget_offer(self, change: Change) -> None:
         if change.kind != "resource":
             self.forget_offer()
+            if self.tools.has_tasks and not self._dispatches_tasks:
+                Engine.dispatcher.forget(self)
 
     async def _discover(self, call: Call) -> DiscoverResult:
         return DiscoverResult(
             supported_versions=list(self.offer.versions),
-            capabilities=self.capabilities,
+            capabilities=self.capabilities_for(call),
             instructions=self.instructions,
             ttl_ms=self._discover_hint.ttl_ms,
             cache_scope=self._discover_hint.list_scope,
@@ -222,6 +252,10 @@ class Engine(Runtime):
         }
         checks = dispatch.Checks(self.tools, self.resources, self.prompts, self.limits.listen_uris).by_method
         around = list(self._middleware)
+        self._dispatches_tasks = self.tools.has_tasks
+        if self._dispatches_tasks:
+            handlers.update(self.tasks.handlers)
+            checks.update(dict.fromkeys(self.tasks.handlers, self.tasks.require))
         for extension in self.extensions:
             handlers.update({method.name: handler for method, handler in extension.methods()})
             checks.update({method.name: extension.require for method, _ in extension.methods()})
@@ -239,6 +273,7 @@ class Engine(Runtime):
             tracing=find_tracing(),
             checks=checks,
             extensions=self.extensions,
+            tasks=self.tasks if self._dispatches_tasks else None,
         )
 
     # Serving.
@@ -294,6 +329,8 @@ class Engine(Runtime):
         """Stop the server: cancel open calls, close sessions, end background tasks and threads, exit the lifespan."""
         self.subscriptions.close()
         try:
+            await self._call_shutdown_callbacks()
+            await self.tasks.runner.hand_over()
             await self.open_calls.cancel(self.limits.drain_seconds)
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
@@ -302,6 +339,16 @@ class Engine(Runtime):
             self.threads.stop()
             await self.lifespan.stop()
             self.draining = False
+            self.tasks.runner.reopen()
+
+    async def _call_shutdown_callbacks(self) -> None:
+        """Call the functions that are registered with `on_shutdown`. Their exceptions are logged."""
+        for fn in self._on_shutdown:
+            try:
+                async with asyncio.timeout(self.limits.drain_seconds):
+                    await self.threads.call(fn, ())
+            except Exception as error:  # noqa: BLE001 - the user's function must not keep the server from stopping
+                report(f"{describe(fn)}, called at shutdown,", error, debug=self.debug)
 
 
 def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:

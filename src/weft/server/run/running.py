@@ -343,6 +343,7 @@ def _http_server(
             engine.subscriptions.close()  # otherwise uvicorn would wait for streams that never end
             engine.sessions.end_streams()
             draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
+            handing_over = asyncio.create_task(engine.tasks.runner.hand_over(), name="weft-hand-over")
             try:
                 if stopping is not None and stopping.grace_seconds:
                     since = time.monotonic()
@@ -352,6 +353,7 @@ def _http_server(
                 await super().shutdown(sockets)
             finally:
                 draining.cancel()
+                handing_over.cancel()  # `engine.stop` waits for the rest
 
         def capture_signals(self) -> Any:
             return contextlib.nullcontext()
@@ -562,7 +564,9 @@ def _abandon_threads() -> None:
 
     The server has stopped, so the results of these handlers are not needed.
     """
-    working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
+    working = [
+        thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "weft-task_", "asyncio_"))
+    ]
     until = time.monotonic() + THREAD_SECONDS
     for thread in working:
         thread.join(max(0, until - time.monotonic()))

@@ -18,7 +18,7 @@ from copy import copy
 from functools import partial
 from itertools import chain
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from weft.eras.base import CORE_TYPES
 from weft.errors import (
@@ -311,6 +311,17 @@ Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with the Context of the call
 
 
+class TaskStarter(Protocol):
+    """Decides which calls of tools become tasks."""
+
+    def handler(self, call: Call, chain: Handler) -> Handler:
+        """Return the handler for a call of a tool. `chain` is the handler of a plain call, with all middleware.
+
+        The handler may also return a complete `Answer`.
+        """
+        ...
+
+
 class Dispatcher:
     """Serves the calls of one server. It has one handler for each method, wrapped in all middleware.
 
@@ -328,8 +339,10 @@ class Dispatcher:
         checks: Mapping[str, Check] | None = None,
         translations: Translations | None = None,
         extensions: Sequence[Extension] = (),
+        tasks: TaskStarter | None = None,
     ) -> None:
         self._services = services
+        self._tasks = tasks
         self._extensions = tuple(extensions)
         self._translations = translations
         self._checks = dict(checks or {})
@@ -346,7 +359,7 @@ class Dispatcher:
         """Serve one call; return the HTTP status and the encoded response."""
         try:
             handler = self._admit(call)
-            if call.spends is not None:
+            if call.spends is not None and call.task is None:
                 await _spend(call, call.spends)
             result = await handler(call)
             if call.questions is not None:
@@ -356,7 +369,7 @@ class Dispatcher:
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
             if not isinstance(result, Result):  # pyright: ignore[reportUnnecessaryIsInstance] - middleware may return anything
-                raise no_result(self._middleware[0] if self._middleware else None, result)
+                return self._complete_answer(result)
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(result))
@@ -373,6 +386,12 @@ class Dispatcher:
             call.end()
             if call.own_connection is not None:
                 await call.own_connection.close()
+
+    def _complete_answer(self, result: Any) -> Answer:
+        """Return the answer of a call that has become a task. Raise UsageError if middleware has returned no result."""
+        if self._tasks is not None and isinstance(result, tuple):
+            return cast("Answer", result)
+        raise no_result(self._middleware[0] if self._middleware else None, result)
 
     async def _end(self, call: Call, error: BaseException) -> Answer:
         """Answer a call that raised `error`, which is not a ProtocolError.
@@ -421,12 +440,14 @@ class Dispatcher:
         if isinstance(params, InputParams) and params.request_state is not None:
             asker_of(call)  # decrypts the state, and refuses an invalid one
         check = self._checks.get(name)
-        if check is not None:
+        if check is not None and call.task is None:  # a task was checked before it was created
             check(call)
         tracing = self._tracing
         handler = (self._handlers if tracing is None or not tracing.is_on() else self._traced).get(name)
         if handler is None:
             raise MethodNotFound("Method not found")
+        if self._tasks is not None and name == "tools/call":
+            return self._tasks.handler(call, handler)
         return handler
 
     def _check_type(self, call: Call, result_type: str) -> None:

@@ -51,6 +51,7 @@ _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetit
 _ALL = "all"  # topic for messages to all workers
 _CHANGES = "changes"  # subject of messages about changes
 _WORKERS = "workers"  # set of the ids of all workers
+LEFT = "left"  # subject of an empty message from a worker that has left: others can take over its work
 
 Receive: TypeAlias = Callable[[bytes], None]  # is called with a message of another worker; must not block
 
@@ -112,6 +113,7 @@ class Fleet:
         self._known_leases: dict[str, tuple[bytes, float]] = {}  # of other workers, and when each was first seen so
         self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
         self._renewing: asyncio.Task[None] | None = None
+        self._renewed = -math.inf  # when this worker has renewed its lease
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
         self._numbers = count(1)
         self._unconfirmed: dict[int, asyncio.Future[None]] = {}  # messages to one worker, by number
@@ -167,6 +169,7 @@ class Fleet:
                 await self._cancel_background()  # before the lease is deleted, which one of the tasks may renew
                 await self._backend.sets.remove(_WORKERS, self.worker)
                 await self._backend.store.delete(_lease(self.worker))
+                await self.publish(LEFT, b"")
         except (BackendUnavailable, TimeoutError, OSError) as error:
             why = str(error).strip().rstrip(".") or "no answer in time"
             log.warning(
@@ -215,8 +218,15 @@ class Fleet:
 
     async def _take_lease(self) -> None:
         self._facts = msgspec.structs.replace(self._facts, renewed=self._facts.renewed + 1)
+        began = time.monotonic()
         await self._backend.store.put(_lease(self.worker), msgspec.json.encode(self._facts), ttl=LEASE_SECONDS)
         await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
+        self._renewed = began
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether the lease of this worker surely has not expired, so that no other worker takes over its work."""
+        return self.is_alone or time.monotonic() < self._renewed + LEASE_SECONDS * 2 / 3
 
     def _be_unsure(self) -> None:
         """Note that leases may be missing: until all workers have renewed theirs, no worker counts as dead."""

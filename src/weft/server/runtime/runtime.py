@@ -43,6 +43,7 @@ class Lifespan:
         self._stop: asyncio.Event | None = None
         self.started = self._is_empty
         self.value: Any = None  # the value that the context manager yielded
+        self.on_ready: Callable[[], None] | None = None  # called after the context manager is entered
         self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # called before the context manager is left
         self._reported: tuple[str, str] | None = None  # the last failure that was logged, and its text for clients
 
@@ -94,6 +95,8 @@ class Lifespan:
                 self.started = self._ready is ready  # unless it was stopped meanwhile
                 self._reported = None
                 ready.set_result(None)
+                if self.on_ready is not None:
+                    self.on_ready()
                 # The event loop cancels this task when it shuts down. The cancellation is raised only later, so that
                 # the lifespan's code after `yield` runs even if it is not in a `finally`.
                 try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeAlias, cast
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
+from typing import Protocol, TypeAlias, cast
 
+from weft.backends import Unsubscribe
 from weft.errors import InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.limits import Limits
@@ -21,7 +23,7 @@ from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import TokenInfo
 from weft.server.calls.services import Services
 from weft.server.runtime.admission import Busy
-from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, RequestId
+from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, Meta, RequestId
 from weft.types.interaction import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.lifecycle import CancelledParams
 
@@ -42,16 +44,39 @@ def check_uris(uris: Collection[str], limits: Limits) -> None:
         )
 
 
+def check_task_ids(ids: Collection[str], limits: Limits) -> None:
+    """Raise InvalidParams if a client subscribes to too many tasks."""
+    if len(ids) > limits.listen_tasks:
+        raise InvalidParams(f"Invalid params: subscribe to at most {limits.listen_tasks} tasks on one stream.")
+
+
+class TaskFeed(Protocol):
+    """Tells listen streams of changes of tasks."""
+
+    async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
+        """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
+        ...
+
+    async def watch(self, id: str, wake: Callable[[], object]) -> Unsubscribe:
+        """Call `wake` whenever a task changes. Return a function that ends this."""
+        ...
+
+    async def notification(self, call: Call, id: str, meta: Meta) -> bytes | None:
+        """Return the encoded notification with the present state of a task, or None if it has expired."""
+        ...
+
+
 class ListenStream:
     """One open listen stream: its filter, and the changes that were not sent yet."""
 
-    __slots__ = ("ended", "expired", "filter", "id", "inbox", "peer", "uris", "wake")
+    __slots__ = ("ended", "expired", "filter", "id", "inbox", "peer", "tasks", "uris", "wake")
 
     def __init__(self, id: RequestId, filter: SubscriptionFilter, peer: str) -> None:
         self.id = id  # id of the request
         self.filter = filter  # the part of the client's filter that the server offers
         self.peer = peer
         self.uris = frozenset(filter.resource_subscriptions or ())
+        self.tasks = frozenset(filter.task_ids or ())
         self.wake = asyncio.Event()
         self.inbox = ChangeInbox(self.accepts, self.uris, self.wake.set)
         self.ended = False  # whether the server is ending the stream
@@ -61,6 +86,8 @@ class ListenStream:
         """Return whether a change matches the filter of this stream."""
         if change.kind == "resource":
             return change.concerns(self.uris)
+        if change.kind == "task":
+            return change.uri in self.tasks
         return bool(getattr(self.filter, _LISTS[change.kind]))
 
     def end(self) -> None:
@@ -79,6 +106,7 @@ class ListenStreams:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self.feed: TaskFeed | None = None  # set by the server
         self._streams: dict[ListenStream, None] = {}
         self._per_peer: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the streams
@@ -91,20 +119,19 @@ class ListenStreams:
         """Serve `subscriptions/listen`: acknowledge the request, then send changes until one side ends the stream."""
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
-        stream = ListenStream(call.id, self._offered(wanted), call.peer)
+        offered = self._offered(wanted)
+        if wanted.task_ids is not None and self.feed is not None:
+            offered.task_ids = await self.feed.readable(call, wanted.task_ids)
+        stream = ListenStream(call.id, offered, call.peer)
         stream.ended = self._closed is asyncio.get_running_loop()
         meta = {SUBSCRIPTION_ID_KEY: stream.id}
         self._add(stream)
         try:
             acknowledged = AcknowledgedParams(notifications=stream.filter, meta=meta)
             await call.reply.notify(encode_notification("notifications/subscriptions/acknowledged", acknowledged))
-            with at_expiry(self._services, call.token_info, stream.expire):
-                while not stream.ended or stream.inbox:
-                    while (change := stream.inbox.take()) is not None:
-                        await call.reply.notify(encode_change(change, meta))
-                    if not stream.ended:
-                        await stream.wake.wait()
-                        stream.wake.clear()
+            async with self._watching(stream):
+                with at_expiry(self._services, call.token_info, stream.expire):
+                    await self._send_changes(call, stream, meta)
         finally:
             self._remove(stream)
         if stream.expired:
@@ -112,6 +139,31 @@ class ListenStreams:
         # The server ends the stream with the result. If the connection continues (stdio), a cancellation follows.
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
         return EmptyResult(meta=meta)
+
+    async def _send_changes(self, call: Call, stream: ListenStream, meta: Meta) -> None:
+        """Send changes until one side ends the stream."""
+        while not stream.ended or stream.inbox:
+            while (change := stream.inbox.take()) is not None:
+                if change.kind != "task":
+                    await call.reply.notify(encode_change(change, meta))
+                elif self.feed is not None and change.uri is not None:
+                    message = await self.feed.notification(call, change.uri, meta)
+                    if message is not None:
+                        await call.reply.notify(message)
+            if not stream.ended:
+                await stream.wake.wait()
+                stream.wake.clear()
+
+    @asynccontextmanager
+    async def _watching(self, stream: ListenStream) -> AsyncGenerator[None]:
+        """Add each change of the stream's tasks to its inbox within the `async with` block, and their present state."""
+        async with AsyncExitStack() as watching:
+            for id in sorted(stream.tasks):
+                assert self.feed is not None
+                change = Change("task", id)
+                watching.push_async_callback(await self.feed.watch(id, partial(stream.inbox.put, change)))
+                stream.inbox.put(change)  # it may have changed since the client has read it
+            yield
 
     def close(self, peer: str | None = None) -> int:
         """End all streams, or only the streams of `peer`, after their pending changes are sent. Return how many ended.
@@ -143,6 +195,9 @@ class ListenStreams:
             raise InvalidRequest("Invalid request: changes are sent on a stream; send Accept: text/event-stream.")
         limits = self._services.limits
         check_uris(wanted.resource_subscriptions or (), limits)
+        if wanted.task_ids is not None:
+            call.era.tasks.require(call.envelope)
+            check_task_ids(wanted.task_ids, limits)
         if len(self._streams) >= limits.listen_streams:
             raise Busy(f"{limits.listen_streams} streams are open already. Try again when one has ended.")
         if self._per_peer[call.peer] >= limits.listen_streams_per_peer:

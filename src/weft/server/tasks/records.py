@@ -1,0 +1,334 @@
+"""Store tasks in the Backend: their state, their journal, and which worker runs them.
+
+Of each task there are two things. The *record* is small and changes often: status, questions, answers, and the result
+when there is one. It is changed by compare-and-set, so that workers that change it at the same time lose nothing. The
+*journal* is a log, to which only is added: first the request, then each result of `ctx.once` and each answer. The
+handler can run again from it, on any worker. Both expire when the task's time to live is over.
+
+Two kinds of sets find tasks: those that a worker must run (`tasks-at`), and those of one caller (`tasks-of`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Raw, field
+
+from weft.backends import Backend, Unsubscribe
+from weft.errors import BackendUnavailable
+from weft.server.calls.connection import TokenInfo
+from weft.types.base import Implementation, LogLevel, ProgressToken, RequestId
+from weft.types.lifecycle import ClientCapabilities
+from weft.types.tasks import NOTHING, TaskState
+
+MOST_SWAPS = 20  # attempts to change a record that others change at the same time
+_SWAP_PAUSE = 0.01  # seconds: longest pause after the second attempt; it grows with each attempt
+_ID_BYTES = 18  # of a task id: 144 random bits
+_LEAST_SECONDS = 0.05  # shortest time to live of an entry
+_WORKERS = "task-workers"  # set of the workers that may have tasks to run, also of dead ones
+
+# What is to be done for a task: a worker must run its handler, runs it, waits for answers, waits for a program outside,
+# or nothing, because the task has ended.
+Work: TypeAlias = Literal["queued", "running", "asking", "external", "over"]
+
+
+class AskedQuestion(msgspec.Struct, array_like=True, gc=False):
+    """A question that a task has asked: the handler's key for it, and the digest of its content."""
+
+    name: str
+    digest: str
+    by_hand: bool = False  # whether the handler returned it, instead of calling `ctx.elicit` or the like
+
+
+class GivenAnswer(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """An answer to a question: its JSON, or why there is none."""
+
+    value: Raw = NOTHING
+    failure: str | None = None  # why the client did not answer; None if it has answered
+    code: int | None = None  # code of the client's error
+    data: Any = None
+
+
+class JournalEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One entry of a journal after the request: a result of `ctx.once`, an answer, or the handler's own state."""
+
+    kind: Literal["once", "answer", "state"]
+    name: str = ""
+    value: Raw = NOTHING  # of a result or a state
+    asked: AskedQuestion | None = None  # of an answer: the question
+    answer: GivenAnswer | None = None
+
+
+class TaskRequest(msgspec.Struct, array_like=True, gc=False):
+    """The request that has become a task, with all that is needed to run its handler again on another worker."""
+
+    id: RequestId
+    params: Raw
+    version: str
+    client_info: Implementation | None
+    client_capabilities: ClientCapabilities
+    log_level: LogLevel | None
+    headers: list[tuple[bytes, bytes]] | None  # of HTTP, without credentials; None on stdio
+    token_info: TokenInfo | None
+    address: str  # address or pipe of the client
+    logical: str  # id of the logical call, if it had rounds before it became a task
+
+
+class TaskRecord(TaskState, array_like=True, kw_only=True):
+    """The state of a task as it is stored, with what workers need to know."""
+
+    tool: str
+    version: str  # protocol version of the call
+    principal: str | None  # caller to whom the task belongs; None without authorization
+    work: Work = "queued"
+    runner: str = ""  # worker that must run the handler, or runs it
+    restarts: bool = True  # whether the handler runs again after its worker has died
+    asked: dict[str, AskedQuestion] = field(default_factory=dict[str, AskedQuestion])  # every question so far, by key
+    answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])  # not in the journal yet
+    deaths: int = 0  # workers in a row that died while running this task, without a new entry in the journal
+    last_entry: int = 0  # number of the newest entry of the journal when the task was taken over the last time
+    progress_token: ProgressToken | None = None  # of the request; it stays valid as long as the task lives
+    progress: float | None = None  # greatest progress that the handler has reported
+    total: float | None = None
+    session_id: str | None = None
+    result_version: str = ""  # protocol version for which `result` is sealed; empty: for none
+    output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
+
+    @property
+    def expires(self) -> float:
+        """The time (Unix, in seconds) until which the task is kept."""
+        return self.created + self.ttl
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the task expires."""
+        return max(self.expires - time.time(), _LEAST_SECONDS)
+
+    def end(self, work_of: Literal["completed", "failed", "cancelled"], *, kept_seconds: float) -> None:
+        """Note that the task has ended with this status. It is kept for at least `kept_seconds` from now."""
+        self.status = work_of
+        self.work = "over"
+        self.questions, self.answers = {}, {}
+        self.ttl = max(self.ttl, time.time() - self.created + kept_seconds)
+
+    def accept(self, key: str, answer: GivenAnswer) -> bool:
+        """Note the answer to an unanswered question. Return False if there is no such question."""
+        if self.questions.pop(key, None) is None:
+            return False
+        self.answers[key] = answer
+        if not self.questions and self.status == "input_required":
+            self.status = "working"
+        return True
+
+    def ask(self, name: str, question: AskedQuestion, request: Raw) -> str:
+        """Note a question, and return its key on the wire: the handler's key, or a longer one if that was used before.
+
+        A key never stands for two questions, and is not used again after its answer.
+        """
+        number, key = 1, name
+        while (known := self.asked.get(key)) is not None and (key not in self.questions or known != question):
+            number += 1
+            key = f"{name}~{number}"
+        self.asked[key] = question
+        self.questions[key] = request
+        self.status = "input_required"
+        return key
+
+    def to_entry(self, key: str, answer: GivenAnswer) -> JournalEntry:
+        """Return the entry of the journal for the answer to the question `key`."""
+        return JournalEntry("answer", asked=self.asked[key], answer=answer)
+
+    def withdraw(self, keys: Iterable[str]) -> None:
+        """Remove unanswered questions that are not asked any more."""
+        for key in keys:
+            self.questions.pop(key, None)
+        if not self.questions and self.status == "input_required":
+            self.status = "working"
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_record = msgspec.json.Decoder(TaskRecord).decode
+_decode_request = msgspec.json.Decoder(TaskRequest).decode
+_decode_entry = msgspec.json.Decoder(JournalEntry).decode
+encode_request = _encode
+
+
+def new_task_id() -> str:
+    """Return a new id that cannot be guessed."""
+    return secrets.token_urlsafe(_ID_BYTES)
+
+
+def is_task_id(text: str) -> bool:
+    """Return whether a text can be the id of a task. Others must not be part of a key of the backend.
+
+    >>> is_task_id(new_task_id()), is_task_id("../else")
+    (True, False)
+    """
+    return 16 <= len(text) <= 64 and text.replace("-", "").replace("_", "").isalnum() and text.isascii()
+
+
+def owner_of(peer: str) -> str:
+    """Return the name under which the tasks of a principal or address are listed."""
+    return hashlib.sha256(peer.encode()).hexdigest()[:32]
+
+
+class TaskRecords:
+    """Reads and writes the records, journals and sets of all tasks of one server.
+
+    >>> from weft.backends.memory import MemoryBackend
+    >>> asyncio.run(TaskRecords(MemoryBackend()).read(new_task_id())) is None
+    True
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._store = backend.store
+
+    # The record.
+
+    async def add(self, record: TaskRecord) -> None:
+        """Store the record of a new task. From now on, the task exists for its caller."""
+        await self._store.put(_record(record.id), _encode(record), ttl=record.seconds_left)
+
+    async def remove(self, id: str, worker: str, owner: str) -> None:
+        """Remove everything of a task that was not created completely."""
+        await self._store.delete(_record(id))
+        await asyncio.gather(self.forget_journal(id), self.unassign(id, worker), self.delist(id, owner))
+
+    async def read(self, id: str) -> TaskRecord | None:
+        """Return the record of a task; None if there is no such task, or if it has expired."""
+        data = await self._store.get(f"task/{id}") if is_task_id(id) else None
+        return None if data is None else _decode_record(data)
+
+    async def change(self, id: str, edit: Callable[[TaskRecord], bool], *, is_told: bool = True) -> TaskRecord | None:
+        """Change the record of a task, and return the new record; None if there is no such task.
+
+        `edit` changes the record that it gets, and returns False if nothing is to be stored. It is called again if
+        others have changed the record meanwhile. Those who watch the task are told, unless `is_told` is False. Raises
+        BackendUnavailable if others change the record all the time.
+        """
+        for attempt in range(MOST_SWAPS):
+            data = await self._store.get(_record(id))
+            if data is None:
+                return None
+            record = _decode_record(data)
+            if not edit(record):
+                return record
+            if is_told:
+                record.updated = max(time.time(), record.updated)
+            if await self._store.swap(_record(id), data, _encode(record), ttl=record.seconds_left):
+                if is_told:
+                    await self.tell(id)
+                return record
+            await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
+        raise BackendUnavailable(f"A task was not saved: others have changed it {MOST_SWAPS} times meanwhile.")
+
+    # Watching.
+
+    async def tell(self, id: str) -> None:
+        """Tell all who watch a task that its record has changed."""
+        await self._backend.bus.publish(f"task/{id}", b"")
+
+    async def watch(self, id: str, wake: Callable[[], object]) -> Unsubscribe:
+        """Call `wake` whenever the record of a task changes, or may have changed. Return a function that ends this."""
+        return await self._backend.bus.subscribe(f"task/{id}", lambda _: _call(wake), lambda: _call(wake))
+
+    @asynccontextmanager
+    async def watched(self, id: str, wake: Callable[[], object]) -> AsyncGenerator[None]:
+        """Call `wake` whenever the record of a task changes, or may have changed, within the `async with` block."""
+        unwatch = await self.watch(id, wake)
+        try:
+            yield
+        finally:
+            await unwatch()
+
+    # The journal.
+
+    async def begin_journal(self, id: str, request: bytes, entries: Sequence[JournalEntry], *, ttl: float) -> None:
+        """Write the request of a new task, encoded by `encode_request`, and what was recorded before it was a task."""
+        await self._backend.log.append(_journal(id), request, ttl=ttl, most=_ENDLESS)
+        for entry in entries:
+            await self.append(id, entry, ttl=ttl)
+
+    async def append(self, id: str, entry: JournalEntry, *, ttl: float) -> None:
+        """Add an entry to the journal of a task."""
+        await self._backend.log.append(_journal(id), _encode(entry), ttl=ttl, most=_ENDLESS)
+
+    async def last_entry(self, id: str) -> int:
+        """Return the number of the newest entry of a task's journal."""
+        return await self._backend.log.last(_journal(id))
+
+    async def forget_journal(self, id: str) -> None:
+        """Delete the journal of a task that has ended."""
+        await self._backend.log.delete(_journal(id))
+
+    async def read_journal(self, id: str) -> tuple[TaskRequest, list[JournalEntry]] | None:
+        """Return the request of a task and the entries of its journal; None if there is no journal."""
+        rows = await self._backend.log.read(_journal(id), 0)
+        if not rows:
+            return None
+        (_, request), *entries = rows
+        return _decode_request(request), [_decode_entry(entry) for _, entry in entries]
+
+    # The tasks of a worker.
+
+    async def assign(self, id: str, worker: str, *, ttl: float) -> None:
+        """Note that a worker must run a task. Call this before the record says so: then no task is ever forgotten."""
+        await self._backend.sets.add(f"tasks-at/{worker}", id, ttl=ttl)
+
+    async def unassign(self, id: str, worker: str) -> None:
+        """Note that a worker need not run a task any more."""
+        await self._backend.sets.remove(f"tasks-at/{worker}", id)
+
+    async def assigned(self, worker: str) -> Sequence[str]:
+        """Return the ids of the tasks that a worker must run."""
+        return await self._backend.sets.names(f"tasks-at/{worker}")
+
+    async def list_worker(self, worker: str, *, ttl: float) -> None:
+        """Note that a worker may have tasks to run, for others to see after its death."""
+        await self._backend.sets.add(_WORKERS, worker, ttl=ttl)
+
+    async def unlist_worker(self, worker: str) -> None:
+        """Note that a worker has no tasks to run any more."""
+        await self._backend.sets.remove(_WORKERS, worker)
+
+    async def workers(self) -> Sequence[str]:
+        """Return the workers that may have tasks to run, also dead ones."""
+        return await self._backend.sets.names(_WORKERS)
+
+    # The tasks of a caller.
+
+    async def enlist(self, id: str, owner: str, *, ttl: float, most: int | None = None) -> bool:
+        """Count a task as one of `owner` for `ttl` seconds. Return False if the owner has `most` tasks already."""
+        return await self._backend.sets.add(f"tasks-of/{owner}", id, ttl=ttl, most=most)
+
+    async def delist(self, id: str, owner: str) -> None:
+        """Do not count a task any more, because it was not created."""
+        await self._backend.sets.remove(f"tasks-of/{owner}", id)
+
+    async def listed(self, owner: str) -> Sequence[str]:
+        """Return the ids of the tasks of `owner`, sorted."""
+        return await self._backend.sets.names(f"tasks-of/{owner}")
+
+
+_ENDLESS = 2**31  # entries of a log: no entry of a journal is ever dropped. `Limits.task_steps` bounds them
+
+
+def _call(wake: Callable[[], object]) -> None:
+    wake()
+
+
+def _record(id: str) -> str:
+    return f"task/{id}"
+
+
+def _journal(id: str) -> str:
+    return f"journal/{id}"

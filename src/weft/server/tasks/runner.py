@@ -1,0 +1,551 @@
+"""Run the tasks of this worker, take over those of dead workers, and hand over its own when it stops.
+
+A task that has to be run is assigned to one worker: first to the one that creates it, later to the one that gets the
+answer to its question. Each worker has a set of such tasks in the Backend. When a worker has died, the others find its
+set, and each takes some of its tasks, by compare-and-set. The handler runs again there, from its journal.
+
+What happens at the end of a run depends on how the handler has ended: with a result or an error, which is stored; with
+questions, which wait in the record; or by handing its work to a program outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from weft.errors import InternalError, ToolError
+from weft.jsonrpc import encode_result
+from weft.net.logs import Seldom
+from weft.server.asking.questions import params_of
+from weft.server.calls.execution import Threads, take_back
+from weft.server.calls.shares import SizedShares
+from weft.server.diagnostics import record as record_failure
+from weft.server.features.tools import Tools
+from weft.server.runtime.dispatch import Answer
+from weft.server.runtime.fleet import LEFT
+from weft.server.runtime.runtime import Runtime
+from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
+from weft.server.tasks.rounds import TaskJournal
+from weft.server.tasks.runs import ExternalWork, TaskReply, TaskRun, to_call
+from weft.types.tasks import NOTHING
+
+log = logging.getLogger("weft.tasks")
+_seldom = Seldom(log)
+
+LOOK_SECONDS = 5.0  # between two looks for tasks of dead workers
+_AGAIN_SECONDS = 2.0  # until a task is started again that could not be read
+_HAND_OVER_SECONDS = 2.0  # to note in the Backend that tasks are handed over
+_TURN_SECONDS = 0.02  # between two looks at what still runs
+STOPPED = "The server was stopped before this task was done."
+_SUBJECT = "tasks"  # of messages to other workers: the id of a task that was cancelled
+
+
+class _Outcome(msgspec.Struct):
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class _Flags(msgspec.Struct, rename="camel"):
+    is_error: bool = False
+    message: str = ""
+
+
+_read_outcome = msgspec.json.Decoder(_Outcome).decode
+_read_flags = msgspec.json.Decoder(_Flags).decode
+
+
+class TaskRunner:
+    """Runs the handlers of the tasks that are assigned to this worker."""
+
+    def __init__(self, runtime: Runtime, records: TaskRecords, tools: Tools, shares: SizedShares) -> None:
+        self.runtime = self._runtime = runtime
+        self.records = self._records = records
+        self.shares = shares
+        self._tools = tools
+        self._limits = runtime.limits
+        self._fleet = runtime.fleet
+        self.threads = Threads(runtime.limits.task_threads, name="weft-task")
+        self._running: dict[str, asyncio.Task[Any]] = {}  # by id of the task
+        self._runs: dict[str, TaskRun] = {}  # those whose handlers run
+        self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
+        self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
+        self._look_now: asyncio.Event | None = None  # set to look at once
+        self._background: set[asyncio.Task[Any]] = set()
+        self._listed_until = 0.0  # Unix time until which others know that this worker may have tasks
+        self.is_stopping = False  # whether no more tasks are started here
+        self._handing_over: asyncio.Task[None] | None = None
+        if not self._fleet.is_alone:
+            self._fleet.hear(_SUBJECT, self._hear, self._check_all)
+            self._fleet.hear(LEFT, self._hear_left, lambda: None)
+
+    @property
+    def worker(self) -> str:
+        """The id of this worker."""
+        return self._fleet.worker
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._queue)
+
+    # Starting.
+
+    async def assign(self, id: str, *, ttl: float) -> None:
+        """Note in the Backend that this worker must run a task. Call this before its record says so."""
+        if self._fleet.is_alone:  # no other worker will ever look
+            return
+        writes: list[Coroutine[Any, Any, None]] = [self._records.assign(id, self.worker, ttl=ttl)]
+        until = time.time() + ttl
+        if until > self._listed_until:
+            self._listed_until = until
+            writes.append(self._records.list_worker(self.worker, ttl=ttl))
+        await asyncio.gather(*writes)
+
+    def start(self, id: str) -> None:
+        """Run a task as soon as there is room. Its record must be assigned to this worker."""
+        if id in self._running or id in self._queue or self.is_stopping:
+            return
+        self._queue[id] = None
+        self._start_next()
+
+    def adopt(self, run: TaskRun, work: asyncio.Task[Any]) -> None:
+        """Count a run that has begun as a plain call, and has become a task."""
+        self._runs[run.id] = run
+        self._running[run.id] = work
+        work.add_done_callback(partial(self._ended, run.id))
+
+    def _start_next(self) -> None:
+        while self._queue and len(self._running) < self._limits.tasks_at_once and not self.is_stopping:
+            id = next(iter(self._queue))
+            del self._queue[id]
+            task = asyncio.get_running_loop().create_task(self._execute(id), name="weft-task")
+            self._running[id] = task
+            task.add_done_callback(partial(self._ended, id))
+
+    def _ended(self, id: str, task: asyncio.Task[Any]) -> None:
+        if self._running.get(id) is task:
+            del self._running[id]
+            self._runs.pop(id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A task could not be run.", exc_info=error)
+        self._start_next()
+
+    async def _execute(self, id: str) -> None:
+        """Run the handler of a task until it ends or asks. If the Backend fails, try again later."""
+        try:
+            run = await self._load(id)
+            if run is not None:
+                self._runs[id] = run
+                await self.perform(run)
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+            _seldom.warning("A task could not be started, and is tried again: %s", error)
+            self._later(_AGAIN_SECONDS, id)
+
+    def _later(self, seconds: float, id: str) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.start, id)
+
+    async def _load(self, id: str) -> TaskRun | None:
+        """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
+        record = await self._records.read(id)
+        if record is None or not self._is_mine(record):
+            await self._records.unassign(id, self.worker)
+            return None
+        stored = await self._records.read_journal(id)
+        if stored is None:
+            await self._fail(id, "The request of this task is lost: the backend does not have it any more.")
+            return None
+        request, entries = stored
+        given = record.answers
+        for key, answer in given.items():
+            entry = record.to_entry(key, answer)
+            await self._records.append(id, entry, ttl=record.seconds_left)
+            entries.append(entry)
+        known = TaskJournal()
+        for entry in entries:
+            known.add(entry)
+        record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
+        if record is None or record.work != "running":
+            return None
+        run = self._new_run(id, request, known)
+        if run is None:
+            await self._fail(id, f"This server does not serve protocol version {request.version} any more.")
+            return None
+        run.expires, run.session_id = record.expires, record.session_id
+        return run
+
+    def _begin(self, record: TaskRecord, *, given: list[str]) -> bool:
+        if not self._is_mine(record):
+            return False
+        record.work = "running"
+        for key in given:
+            record.answers.pop(key, None)
+        return True
+
+    def _is_mine(self, record: TaskRecord) -> bool:
+        return record.work in ("queued", "running") and record.runner == self.worker
+
+    def _new_run(self, id: str, request: TaskRequest, known: TaskJournal) -> TaskRun | None:
+        known.journal.id = request.logical
+        reply = TaskReply()
+        call = to_call(self._runtime, request, reply)
+        return None if call is None else TaskRun(self, id, call, reply, known=known)
+
+    # Running.
+
+    async def perform(self, run: TaskRun) -> Answer | None:
+        """Run the handler of a task, and store how it has ended. Return the answer of a call that is no task."""
+        run.task = run.call.cancellation.task = asyncio.current_task()
+        assert run.task is not None
+        ending = None
+        if run.is_task:
+            ending = asyncio.get_running_loop().call_later(max(run.expires - time.time(), 0), run.stop, "expired")
+        answer = None
+        try:
+            answer = await self._runtime.dispatcher.run(run.call)
+        except asyncio.CancelledError:
+            if run.stopped is None:  # the event loop ends
+                run.stopped = "stopping"
+            await take_back(run.task)
+        finally:
+            if ending is not None:
+                ending.cancel()
+        if run.becoming is not None:
+            await asyncio.wait([run.becoming])
+        if not run.is_task:
+            return self._plain(run, answer)
+        await run.finish_writing()
+        if run.stopped == "stopping":  # the Backend may be gone, too: then others find the task by the worker's death
+            with suppress(Exception):
+                async with asyncio.timeout(_HAND_OVER_SECONDS):
+                    await self._conclude(run, answer)
+        else:
+            await run.surely(partial(self._conclude, run, answer))
+        return None
+
+    def _plain(self, run: TaskRun, answer: Answer | None) -> Answer | None:
+        """Return the answer of a call that has not become a task."""
+        if run.round.has_asked:  # its questions were not sealed, because it was about to become a task
+            call = run.call
+            return 200, encode_result(call.id, call.seal(run.round.sealed_result()))
+        return answer
+
+    async def _conclude(self, run: TaskRun, answer: Answer | None) -> None:
+        """Store how a run has ended."""
+        if answer is None or (run.stopped is not None and run.call.cancellation.cancelled):
+            await self._conclude_stopped(run)
+        elif run.external is not None:
+            await self.hand_out(run, run.external)
+        elif run.round.has_asked:
+            await self._park(run)
+        else:
+            await self._finish(run, answer[1])
+
+    async def _conclude_stopped(self, run: TaskRun) -> None:
+        if run.stopped == "expired":
+            await self._fail(run.id, "The task took longer than its time to live, and was stopped.")
+        elif run.stopped == "stopping":
+            await self._give_up(run)
+        else:
+            await self._records.unassign(run.id, self.worker)
+
+    async def _give_up(self, run: TaskRun) -> None:
+        """Leave a task to another worker, because this one stops."""
+        if self._fleet.is_alone:
+            await self._fail(run.id, STOPPED)
+            return
+
+        def edit(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.note_progress(record)
+            record.work = "queued"
+            if not record.restarts:
+                _fail(record, "The server was stopped, and this task is not run again.", self._limits.task_kept_seconds)
+            return True
+
+        await self._records.change(run.id, edit)
+
+    async def _finish(self, run: TaskRun, body: bytes) -> None:
+        """Store the result or the error of a task."""
+        outcome = _read_outcome(body)
+        too_large = self._check_size(run, body) or self._check_room(run, len(body))
+
+        def edit(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.note_progress(record)
+            if too_large:
+                _fail(record, too_large, self._limits.task_kept_seconds)
+            elif isinstance(outcome.error, Raw):
+                record.end("failed", kept_seconds=self._limits.task_kept_seconds)
+                record.error, record.message = outcome.error, _flags(outcome.error).message[:1000] or "It failed."
+            elif isinstance(outcome.result, Raw):
+                record.end("completed", kept_seconds=self._limits.task_kept_seconds)
+                record.result, record.result_version = outcome.result, record.version
+                record.is_error = _flags(outcome.result).is_error
+            return True
+
+        await self._settle(run.id, await self._records.change(run.id, edit))
+
+    def _check_size(self, run: TaskRun, body: bytes) -> str:
+        """Return the error for a result that is too large, or an empty text."""
+        most = self._limits.task_bytes
+        if len(body) <= most:
+            return ""
+        return record_failure(
+            f"{run.call.described} has a result of {len(body)} bytes, more than the {most} that are kept of a task. "
+            "Return a link to it, or raise Limits(task_bytes=...).",
+            debug=self._runtime.debug,
+        )
+
+    def _check_room(self, run: TaskRun, size: int) -> str:
+        """Return the error for a result for which there is no room, or an empty text."""
+        left = max(run.expires - time.time(), self._limits.task_kept_seconds)
+        has_room = self.shares.take(run.id, run.call.peer, size, left)
+        return "" if has_room else "The task is done, but the server has no room for its result."
+
+    async def _fail(self, id: str, why: str) -> None:
+        def edit(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            _fail(record, why, self._limits.task_kept_seconds)
+            return True
+
+        await self._settle(id, await self._records.change(id, edit))
+
+    async def _settle(self, id: str, record: TaskRecord | None) -> None:
+        """Forget what is not needed any more of a task that this worker need not run any more."""
+        if record is not None and record.work == "over":
+            log.info("task %s of %r ended: %s", id[:6], record.tool, record.status)
+            await self._records.forget_journal(id)
+        if not self._fleet.is_alone:
+            await self._records.unassign(id, self.worker)
+
+    async def _park(self, run: TaskRun) -> None:
+        """Store the questions with which a run has ended. If they are answered already, run the handler again."""
+        questions = run.round.open_questions
+        encoded = {
+            name: Raw(msgspec.json.encode(_request(request.method, params_of(request))))
+            for name, (_, request) in questions.items()
+        }
+        if run.round.journal.state is not None:
+            await self._records.append(run.id, run.round.state_entry(), ttl=max(run.expires - time.time(), 1.0))
+
+        def edit(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.note_progress(record)
+            answered = [record.asked[key] for key in record.answers]
+            missing = {name: asked for name, (asked, _) in questions.items() if asked not in answered}
+            record.withdraw([key for key in record.questions if record.asked[key] not in missing.values()])
+            outstanding = [record.asked[key] for key in record.questions]
+            for name, asked in missing.items():
+                if asked not in outstanding:
+                    record.ask(name, asked, encoded[name])
+            record.work = "asking" if len(missing) == len(questions) > 0 else "queued"
+            return True
+
+        record = await self._records.change(run.id, edit)
+        if record is not None and self._is_mine(record):
+            # Without questions, the handler has only returned a state: it wants to run again after some time.
+            self._later(0 if questions else record.poll, run.id)
+        else:
+            await self._settle(run.id, record)
+
+    async def hand_out(self, run: TaskRun, external: ExternalWork) -> None:
+        """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
+
+        async def submit() -> None:
+            await self.threads.call(external.submit, (run.id, *external.arguments))
+
+        def edit(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.note_progress(record)
+            self.note_external(record, external)
+            return True
+
+        try:
+            await run.round.once("weft external work", submit, (), None)
+        except Exception as error:
+            text = str(error) if isinstance(error, ToolError) else "The work could not be passed on"
+            log.exception("%s could not pass on its work", run.call.described)
+            await self._fail(run.id, text)
+            return
+        await self._settle(run.id, await self._records.change(run.id, edit))
+
+    def note_external(self, record: TaskRecord, external: ExternalWork) -> None:
+        """Write into a record that a program outside does the work, unless that has ended the task already."""
+        if record.work == "over":
+            return
+        record.work = "external"
+        record.message = external.message or record.message
+        tool = self._tools.get(record.tool)
+        schema = None if tool is None else tool.definition.output_schema
+        record.output_schema = NOTHING if schema is None else Raw(msgspec.json.encode(schema))
+
+    # Cancelling.
+
+    def stop_run(self, id: str, reason: Any = "cancelled") -> bool:
+        """Stop the handler of a task, if it runs here. Return whether it does."""
+        run = self._runs.get(id)
+        if run is not None:
+            run.stop(reason)
+        return run is not None
+
+    async def stop_elsewhere(self, id: str, worker: str) -> None:
+        """Have the worker that runs a task stop its handler."""
+        if worker and worker != self.worker and not self._fleet.is_alone:
+            await self._fleet.inform([worker], _SUBJECT, id.encode())
+
+    def _hear(self, message: bytes) -> None:
+        self.stop_run(message.decode())
+
+    def _hear_left(self, _: bytes) -> None:
+        if self._look_now is not None:
+            self._look_now.set()
+
+    def _check_all(self) -> None:
+        """Look whether the running tasks are still ours, because a message about them may have been missed."""
+        for id in list(self._runs):
+            self.in_background(self._check(id))
+
+    async def _check(self, id: str) -> None:
+        record = await self._records.read(id)
+        if record is None or not self._is_mine(record):
+            self.stop_run(id, "cancelled" if record is not None and record.status == "cancelled" else "lost")
+
+    # Taking over and handing over.
+
+    def begin(self) -> None:
+        """Begin to look for tasks of dead workers. Called when this worker has joined the fleet."""
+        self.is_stopping = False
+        if not self._fleet.is_alone and self._looking is None:
+            self._look_now = asyncio.Event()
+            self._looking = asyncio.get_running_loop().create_task(self._look_again(self._look_now), name="weft-tasks")
+
+    async def _look_again(self, now: asyncio.Event) -> None:
+        while True:
+            try:
+                await self._take_over()
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                _seldom.warning("The tasks of other workers could not be looked at: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await now.wait()
+            now.clear()
+
+    async def _take_over(self) -> None:
+        """Take over tasks of workers that have died, as many as there is room for."""
+        for worker in await self._records.workers():
+            if worker == self.worker or await self._fleet.is_alive(worker):
+                continue
+            ids = list(await self._records.assigned(worker))
+            if not ids:
+                await self._records.unlist_worker(worker)
+            random.shuffle(ids)  # so that several workers take different ones
+            for id in ids:
+                if self.is_stopping or len(self) >= 2 * self._limits.tasks_at_once:
+                    return
+                await self._take(id, worker)
+
+    async def _take(self, id: str, dead: str) -> None:
+        """Take over one task of a dead worker, unless another worker is faster."""
+        record = await self._records.read(id)
+        if record is not None and record.work in ("queued", "running") and record.runner == dead:
+            last = await self._records.last_entry(id)
+            await self.assign(id, ttl=record.seconds_left)
+            record = await self._records.change(id, partial(self._note_taken, dead=dead, last=last), is_told=False)
+            if record is not None and record.runner == self.worker and self._is_mine(record):
+                log.info("task %s of %r is taken over from worker %s", id[:6], record.tool, dead)
+                self.start(id)
+            else:
+                await self._settle(id, record)
+        await self._records.unassign(id, dead)
+
+    def _note_taken(self, record: TaskRecord, *, dead: str, last: int) -> bool:
+        if record.work not in ("queued", "running") or record.runner != dead:
+            return False
+        if record.work == "running":
+            has_progress = last > record.last_entry
+            record.deaths = 1 if has_progress else record.deaths + 1
+        record.last_entry, record.runner, kept = last, self.worker, self._limits.task_kept_seconds
+        if record.work == "running" and not record.restarts:
+            _fail(record, "The worker that ran this task has died, and the task is not run again.", kept)
+        elif record.deaths > self._limits.task_restarts:
+            _fail(record, f"{record.deaths} workers in a row have died while they ran this task.", kept)
+        else:
+            record.work = "queued"
+        return True
+
+    async def hand_over(self) -> None:
+        """Stop running tasks, because this worker stops. Functions of `ctx.once` may end first, for some seconds.
+
+        The tasks go on at other workers, or when a worker starts again. A second call waits for the first.
+        """
+        if self._handing_over is None:
+            self._handing_over = asyncio.get_running_loop().create_task(self._hand_over(), name="weft-tasks")
+        await asyncio.shield(self._handing_over)
+
+    async def _hand_over(self) -> None:
+        self.is_stopping = True
+        waiting, self._queue = list(self._queue), {}
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        for run in self._runs.values():
+            run.stopped = run.stopped or "stopping"  # so that no further `once` begins
+        until = time.monotonic() + self._limits.drain_seconds
+        while time.monotonic() < until and any(run.round.is_running_once for run in self._runs.values()):  # noqa: ASYNC110 - only when the server stops
+            await asyncio.sleep(_TURN_SECONDS)
+        for run in self._runs.values():
+            run.call.cancellation.cancel("the server stops")
+        if running := list(self._running.values()):
+            _, unended = await asyncio.wait(running, timeout=_HAND_OVER_SECONDS)
+            for task in unended:
+                task.cancel()
+        if self._fleet.is_alone:
+            for id in waiting:
+                await self._fail(id, STOPPED)
+        self.threads.stop()
+
+    def reopen(self) -> None:
+        """Run tasks again after `hand_over`, for a program that runs the same server a second time."""
+        self._handing_over = None
+        self.is_stopping = False
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine in a task that is not awaited. If it fails, the log has the failure."""
+        task = asyncio.get_running_loop().create_task(work, name="weft-tasks")
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _seldom.warning("The state of a task could not be read or written: %s", error)
+
+
+def _flags(outcome: Raw) -> _Flags:
+    try:
+        return _read_flags(outcome)
+    except msgspec.DecodeError:  # the result of an extension, with other fields of these names
+        return _Flags()
+
+
+def _fail(record: TaskRecord, why: str, kept_seconds: float) -> None:
+    """Write into a record that the task has failed for a reason of the server."""
+    record.end("failed", kept_seconds=kept_seconds)
+    record.message = why
+    record.error = Raw(msgspec.json.encode({"code": InternalError.code, "message": why}))
+
+
+def _request(method: str, params: Any) -> dict[str, Any]:
+    return {"method": method} if params is None else {"method": method, "params": params}

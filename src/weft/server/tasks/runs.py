@@ -1,0 +1,363 @@
+"""Hold one run of a task's handler: its call, its journal, its progress, and what it must not do any more.
+
+A run belongs to one worker. Before each function of `ctx.once`, it checks that the worker still has the task: after a
+long break, another worker may have taken it over. The result of the function is stored before the handler gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from weft.eras.base import Envelope
+from weft.errors import UsageError
+from weft.net.logs import Seldom
+from weft.protocol.headers import read as read_headers
+from weft.protocol.revisions import METHODS
+from weft.server.calls.call import Call, Reply
+from weft.server.calls.execution import Threads
+from weft.server.calls.shares import SizedShares
+from weft.server.runtime.admission import Busy
+from weft.server.runtime.runtime import Runtime
+from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest
+from weft.server.tasks.rounds import TaskJournal, TaskRound
+from weft.types.base import Result
+from weft.types.features import CallToolParams
+
+log = logging.getLogger("weft.tasks")
+_seldom = Seldom(log)
+
+REPORT_SECONDS = 0.25  # shortest time between two progress messages that are stored
+MOST_MESSAGE = 1000  # characters of a status message; the rest is cut
+_AGAIN_SECONDS = 1.0  # longest pause between two attempts to write to a Backend that fails
+
+# Why a run is stopped before its handler has ended: the client has cancelled the task, its time to live is over, the
+# worker stops, or another worker has the task.
+Reason: TypeAlias = Literal["cancelled", "expired", "stopping", "lost"]
+
+
+class ExternalWork(Result, kw_only=True):
+    """What a handler returns if a program outside of the server does the work: see `CallTask.external`."""
+
+    submit: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    message: str | None = None
+
+
+class CallTask:
+    """The task of a call, for the handler of a tool with `task=`: `ctx.task`."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: TaskRun | None = None) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str | None:
+        """The id of the task; None while the call is no task, because the client gets a plain answer."""
+        return self._run.id if self._run is not None and self._run.is_task else None
+
+    def external(self, submit: Callable[..., Any], *args: Any, message: str | None = None) -> Any:
+        """Hand the work over to a program outside of the server. Return the value that this method returns.
+
+        Weft calls `submit(task_id, *args)` once, when the task is stored: it may be sync or async, and should only pass
+        on the work, such as `celery_task.delay`. The program then reports with `TaskStore(url).progress(task_id, ...)`,
+        and ends the task with `complete` or `fail`. `message` is shown to the client until then.
+        """
+        if not callable(submit):
+            raise UsageError(
+                "ctx.task.external(...) takes the function that passes on the work, and its arguments: "
+                "ctx.task.external(render.delay, scene). It is called with the task's id first."
+            )
+        return ExternalWork(submit=submit, arguments=args, message=message)
+
+
+class PlainCall:
+    """Stands for the task of a call that gets a plain answer, because its client does not know of tasks."""
+
+    is_task = False
+    session_id: str | None = None
+    public = CallTask()
+
+
+class TaskReply:
+    """The reply of a call that is a task, or may become one. A task has none: it sends nothing by itself."""
+
+    def __init__(self, origin: Reply | None = None) -> None:
+        self.origin = origin  # the reply of the request, until it is answered with the task
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether the client gets notifications before the answer."""
+        return self.origin is not None and self.origin.can_stream
+
+    @property
+    def answered(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self.origin is not None and self.origin.answered
+
+    async def notify(self, message: bytes) -> None:
+        """Send a notification, if the request is not answered yet."""
+        if self.origin is not None:
+            await self.origin.notify(message)
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Close the stream of the request, if it is not answered yet."""
+        if self.origin is not None:
+            await self.origin.close_stream(retry_seconds)
+
+    async def end(self) -> None:
+        """Do nothing: only listen streams end without an answer."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Add a challenge to the response, if the request is not answered yet."""
+        if self.origin is not None:
+            self.origin.challenge(scheme, parameters)
+
+    def epilogue(self, message: bytes) -> None:
+        """Do nothing: no message follows the answer."""
+
+
+class TaskRoom(Protocol):
+    """What runs of tasks share: the runner of this worker."""
+
+    runtime: Runtime
+    records: TaskRecords
+    threads: Threads  # run plain functions of tasks
+    shares: SizedShares  # count the bytes of all tasks
+
+
+class TaskRun:
+    """One run of a tool's handler, as a task or as a call that may become one."""
+
+    def __init__(self, runner: TaskRoom, id: str, call: Call, reply: TaskReply, *, known: TaskJournal | None) -> None:
+        self.id = id
+        self.call = call
+        self.reply = reply
+        self.threads = runner.threads
+        self.is_task = known is not None  # whether the task is stored; else the call may become one
+        self.becoming: asyncio.Future[None] | None = None  # done when the call has become a task, or could not
+        self.external: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
+        self.stopped: Reason | None = None  # why this run was stopped; None if it was not
+        self.task: asyncio.Task[Any] | None = None  # runs the handler
+        self.expires = math.inf  # Unix time at which the task's time to live is over
+        self.session_id: str | None = None  # session in which the task was created, if there was one
+        self._room = runner
+        self._runtime = runner.runtime
+        self._records = runner.records
+        self._size = 0 if known is None else known.size  # bytes in the journal
+        self._entries = 0 if known is None else len(known.journal.once) + len(known.journal.answers)
+        self._report: tuple[float, float | None, str | None] | None = None  # progress that is not stored yet
+        self._text: str | None = None  # a later text, which is not stored yet
+        self._greatest: float | None = None  # greatest progress that was reported
+        self._reported = -math.inf  # monotonic time of the last stored progress
+        self._storing: asyncio.TimerHandle | asyncio.Task[None] | None = None  # stores progress soon
+        self._unfinished: set[asyncio.Task[Any]] = set()  # write to the journal; must not be cancelled
+        call.task = self
+        self.round = TaskRound(call, self, known)
+        call.asker = self.round
+        self.public = CallTask(self)
+
+    # Stopping.
+
+    def stop(self, reason: Reason) -> None:
+        """Stop the handler, because of `reason`. A second reason is ignored."""
+        if self.stopped is None:
+            self.stopped = reason
+            self.call.cancellation.cancel(reason)
+
+    async def check(self) -> None:
+        """Return if a function of `ctx.once` may run now. Otherwise never return: the run is stopped.
+
+        Raises UsageError if the journal has no room for the result.
+        """
+        if self.becoming is not None:
+            await asyncio.wait([self.becoming])
+        if not self.is_task:
+            return
+        limits = self._runtime.limits
+        if self._entries >= limits.task_steps:
+            raise UsageError(
+                f"{self.call.described} has called ctx.once {self._entries} times. Put several steps into one "
+                "function, or raise Limits(task_steps=...)."
+            )
+        if not self._runtime.fleet.holds_lease and not await self._is_ours():
+            self.stop("lost")
+        if self.stopped is not None:
+            await asyncio.get_running_loop().create_future()  # until the handler is cancelled
+
+    async def _is_ours(self) -> bool:
+        record = await self._records.read(self.id)
+        return record is not None and record.work == "running" and record.runner == self._runtime.fleet.worker
+
+    # The journal.
+
+    async def keep(self, key: str, value: Raw) -> None:
+        """Store a result of `ctx.once` in the journal. If the Backend fails, try again until the task expires."""
+        self.round.journal.once[key] = value  # at once: the call may become a task in this moment
+        if self.becoming is not None:
+            await asyncio.wait([self.becoming])
+        if self.is_task:
+            self._size += len(bytes(value))
+            self._entries += 1
+            if self._size > self._runtime.limits.task_bytes:
+                raise UsageError(
+                    f"The results of ctx.once in {self.call.described} have {self._size} bytes together, more than "
+                    f"{self._runtime.limits.task_bytes}. Store large values elsewhere and keep their keys, or raise "
+                    "Limits(task_bytes=...)."
+                )
+            size, left = len(bytes(value)), max(self.expires - time.time(), 1.0)
+            if not self._room.shares.take(self.id, self.call.peer, size, left):
+                raise Busy("The server has no room for more results of your tasks. Try again when some have expired.")
+            await self._to_end(self.append(JournalEntry("once", key, value)))
+
+    async def append(self, entry: JournalEntry) -> None:
+        """Add an entry to the stored journal. If the Backend fails, try again until the task expires."""
+        await self.surely(lambda: self._records.append(self.id, entry, ttl=max(self.expires - time.time(), 1.0)))
+
+    async def surely(self, write: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the result of `write`. If the Backend fails, try again until the task expires."""
+        pause = 0.05
+        while True:
+            try:
+                return await write()
+            except Exception as error:  # a Backend may raise anything
+                if time.time() > self.expires:
+                    raise
+                _seldom.warning("A task cannot be stored in the backend yet: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _AGAIN_SECONDS)
+
+    async def _to_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, which goes on if the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        await asyncio.shield(task)
+
+    async def finish_writing(self) -> None:
+        """Wait until all results of `ctx.once` are stored, and progress is not stored any more."""
+        if isinstance(self._storing, asyncio.TimerHandle):
+            self._storing.cancel()
+            self._storing = None
+        writing = [*self._unfinished, *([self._storing] if isinstance(self._storing, asyncio.Task) else [])]
+        if writing:
+            await asyncio.wait(writing)
+
+    # Progress.
+
+    def report(self, progress: float, total: float | None, message: str | None) -> None:
+        """Show progress to the client as the task's status message: soon, and not more often than it is useful.
+
+        Progress that is not greater than before is ignored, also if an earlier run of the handler has reported it.
+        """
+        if self._greatest is not None and progress <= self._greatest:
+            return
+        self._greatest = progress
+        self._report, self._text = (progress, total, message), None
+        self._store_later()
+
+    def tell(self, text: str) -> None:
+        """Show a text to the client as the task's status message."""
+        self._text = text[:MOST_MESSAGE]
+        self._store_later()
+
+    def _store_later(self) -> None:
+        if self._storing is None:
+            wait = max(self._reported + REPORT_SECONDS - time.monotonic(), 0.0)
+            self._storing = asyncio.get_running_loop().call_later(wait, self._store_soon)
+
+    def _store_soon(self) -> None:
+        self._storing = asyncio.get_running_loop().create_task(self._store_progress(), name="weft-task-progress")
+
+    async def _store_progress(self) -> None:
+        self._reported = time.monotonic()
+        try:
+            await self._records.change(self.id, self._note_progress_if_ours)
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; the next message comes soon
+            _seldom.warning("The progress of a task was not stored: %s", error)
+        finally:
+            self._storing = None
+            if self._report is not None or self._text is not None:
+                self._store_later()
+
+    def _note_progress_if_ours(self, record: TaskRecord) -> bool:
+        if record.work != "running" or record.runner != self._runtime.fleet.worker:
+            self.stop("cancelled" if record.status == "cancelled" else "lost")
+            return False
+        return self.note_progress(record)
+
+    def note_progress(self, record: TaskRecord) -> bool:
+        """Write progress that is not stored yet into a record. Return False if there is none."""
+        report, self._report = self._report, None
+        text, self._text = self._text, None
+        if report is not None:
+            progress, total, message = report
+            if record.progress is None or progress > record.progress:
+                record.progress, record.total = progress, total
+                record.message = progress_text(progress, total, message)
+            else:  # an earlier run of the handler came further
+                self._greatest, report = record.progress, None
+        if text is not None:
+            record.message = text
+        return report is not None or text is not None
+
+
+def progress_text(progress: float, total: float | None, message: str | None) -> str:
+    """Return progress as a text for a person.
+
+    >>> progress_text(3, 20, "painting"), progress_text(2.5, None, None)
+    ('painting (3/20)', '2.5')
+    """
+    numbers = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
+    return numbers if not message else f"{message[: MOST_MESSAGE - len(numbers) - 3]} ({numbers})"
+
+
+def to_request(call: Call) -> TaskRequest:
+    """Return what must be stored of a call, so that its handler can run again on any worker."""
+    envelope, params = call.envelope, call.envelope.params
+    assert isinstance(params, CallToolParams)
+    plain = msgspec.structs.replace(params, input_responses=None, request_state=None, task=UNSET)
+    return TaskRequest(
+        call.id,
+        Raw(msgspec.json.encode(plain)),
+        envelope.revision.version,
+        envelope.client_info,
+        envelope.client_capabilities,
+        envelope.log_level,
+        None if call.headers is None else call.headers.without_credentials(),
+        call.token_info,
+        call.address,
+        "" if call.asker is None else call.asker.journal.id,
+    )
+
+
+def to_call(runtime: Runtime, request: TaskRequest, reply: Reply) -> Call | None:
+    """Return the call that was stored; None if the server does not serve its protocol version any more."""
+    for era in runtime.eras:
+        revision = era.revision(request.version)
+        if revision is not None:
+            method = METHODS["tools/call"]
+            params = method.decode(request.params)
+            token = None if params.meta is None else params.meta.progress_token
+            envelope = Envelope(
+                revision,
+                method,
+                params,
+                request.client_capabilities,
+                request.client_info,
+                request.log_level,
+                token,
+            )
+            headers = None if request.headers is None else read_headers(request.headers)
+            return Call(
+                runtime, request.id, envelope, era, reply, headers, request.address, token_info=request.token_info
+            )
+    return None

@@ -1,0 +1,403 @@
+"""Make tasks of calls, and serve the requests about them: `tasks/get`, `update`, `cancel`, `result` and `list`.
+
+The dispatcher asks `TaskService.handler` for each tool call. A call that becomes a task is answered here; middleware
+wraps each run of its handler, not the answer. With `Task(after=...)`, the handler begins as in a plain call. When the
+time is over, what it has done so far goes into the task's journal.
+
+A task belongs to the principal that has created it. For others, and without its id, it does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from weft.errors import InvalidParams, MethodNotFound, ProtocolError
+from weft.jsonrpc import encode_notification, encode_result
+from weft.net.logs import Seldom
+from weft.server.asking.asks import fault_of
+from weft.server.calls.call import Call, Handler
+from weft.server.calls.shares import SizedShares
+from weft.server.features.tools import RegisteredTool, Task, Tools
+from weft.server.runtime.admission import Busy
+from weft.server.runtime.dispatch import Answer
+from weft.server.runtime.runtime import Runtime
+from weft.server.tasks.records import (
+    GivenAnswer,
+    TaskRecord,
+    TaskRecords,
+    encode_request,
+    new_task_id,
+    owner_of,
+)
+from weft.server.tasks.rounds import TaskJournal
+from weft.server.tasks.runner import TaskRunner
+from weft.server.tasks.runs import ExternalWork, PlainCall, TaskReply, TaskRun, to_request
+from weft.server.tasks.waiting import TaskWaiter
+from weft.types.base import EmptyResult, Result
+from weft.types.features import CallToolParams, CallToolResult
+from weft.types.interaction import InputRequest
+from weft.types.lifecycle import PaginatedParams
+from weft.types.tasks import TaskParams, UpdateTaskParams, related_task
+
+log = logging.getLogger("weft.tasks")
+_seldom = Seldom(log)
+
+PAGE_SIZE = 100  # tasks on one page of `tasks/list`
+_PLAIN = PlainCall()
+
+
+class TaskService:
+    """The tasks of one server, as clients see them."""
+
+    def __init__(self, runtime: Runtime, tools: Tools) -> None:
+        self._runtime = runtime
+        self._tools = tools
+        self._limits = runtime.limits
+        self._records = TaskRecords(runtime.backend)
+        self.shares = SizedShares(runtime.limits.tasks, runtime.limits.tasks_bytes)
+        self.runner = TaskRunner(runtime, self._records, tools, self.shares)
+        self._waiter = TaskWaiter(runtime, self._records, self.answer)
+        self.handlers: dict[str, Handler] = {
+            "tasks/get": self._get,
+            "tasks/update": self._update,
+            "tasks/cancel": self._cancel,
+            "tasks/result": self._result,
+            "tasks/list": self._list,
+        }
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether calls of a tool can become tasks, so that the server declares tasks."""
+        return self._tools.has_tasks
+
+    @staticmethod
+    def require(call: Call) -> None:
+        """Raise an error if the client may not use the methods about tasks. Called before any code of the user."""
+        call.era.tasks.require(call.envelope)
+
+    # Calls of tools.
+
+    def handler(self, call: Call, chain: Handler) -> Handler:
+        """Return the handler for a call of a tool. `chain` runs the tool, with middleware."""
+        params = cast("CallToolParams", call.envelope.params)
+        tool = self._tools.get(params.name)
+        if tool is None or tool.task is None:
+            if params.task is not UNSET:
+                call.era.tasks.plan(call.envelope, "forbidden")  # refuses it, or ignores the field
+            return chain
+        if call.task is not None:
+            return partial(_in_run, chain)
+        plan = call.era.tasks.plan(call.envelope, tool.task.support)
+        if plan == "plain":
+            call.task = _PLAIN
+            return partial(self._serve_plainly, chain, tool)
+        if plan == "must" or not tool.task.after:
+            return partial(self._serve_as_task, tool)
+        return partial(self._serve_first, tool.task)
+
+    async def _serve_as_task(self, tool: RegisteredTool, call: Call) -> Answer:
+        """Store a call as a task, have it run, and return the task."""
+        assert tool.task is not None
+        if self.runner.is_stopping and self._runtime.fleet.is_alone:
+            raise Busy("The server stops. Try again when it runs again.")
+        record = self._new_record(call, tool.name, tool.task)
+        known = TaskJournal() if call.asker is None else TaskJournal(call.asker.journal)
+        call.asker = None  # its journal is that of the task now
+        await self._create(call, record, known)
+        self.runner.start(record.id)
+        return _created(call, record)
+
+    async def _serve_first(self, options: Task, call: Call) -> Answer:
+        """Run the handler. If it is not done within `options.after` seconds, make the call a task, and return it."""
+        reply = TaskReply(call.reply)
+        run = TaskRun(self.runner, new_task_id(), call.copy(reply), reply, known=None)
+        call.asker = None  # the copy has opened the state itself
+        work = asyncio.get_running_loop().create_task(self.runner.perform(run), name="weft-task")
+        try:
+            await asyncio.wait([work], timeout=options.after)
+            if work.done() and run.external is None:
+                return _answer(work)
+            record = await self._become_task(call, run, options, work)
+            if record is None:
+                await asyncio.wait([work])
+                return _answer(work)
+            if run.external is not None and work.done():
+                self.runner.in_background(self.runner.hand_out(run, run.external))
+        except asyncio.CancelledError:
+            if not run.is_task:
+                run.call.cancellation.cancel(call.cancellation.reason)
+                await asyncio.wait([work])
+            raise
+        return _created(call, record)
+
+    async def _become_task(
+        self, call: Call, run: TaskRun, options: Task, work: asyncio.Task[Answer | None]
+    ) -> TaskRecord | None:
+        """Store a running call as a task. Return None if that is not possible: then it stays a plain call."""
+        record = self._new_record(call, cast("CallToolParams", call.envelope.params).name, options, id=run.id)
+        record.work = "running"
+        becoming = run.becoming = asyncio.get_running_loop().create_future()
+        run.is_task, run.expires, run.session_id = True, record.expires, record.session_id
+        storing = asyncio.ensure_future(self._create(run.call, record, TaskJournal(run.round.journal)))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:  # the client is gone, and would never know the task
+            run.is_task = False
+            storing.cancel()
+            self.runner.in_background(self._discard(call, record))
+            raise
+        except Exception as error:  # noqa: BLE001 - a limit is reached, or the Backend fails
+            _seldom.warning("A call that takes long has not become a task: %s", error)
+            run.is_task = False
+            return None
+        finally:
+            becoming.set_result(None)
+        run.reply.origin = None
+        self.runner.adopt(run, work)
+        return record
+
+    async def _serve_plainly(self, chain: Handler, tool: RegisteredTool, call: Call) -> Any:
+        """Run the tool for a client that does not know of tasks. If its work is done outside, wait for the result."""
+        result = await chain(call)
+        if not isinstance(result, ExternalWork):
+            return result
+        assert tool.task is not None
+        record = self._new_record(call, tool.name, tool.task)
+        self.runner.note_external(record, result)
+        await self._create(call, record, TaskJournal())
+        try:
+            await self.runner.threads.call(result.submit, (record.id, *result.arguments))
+            ended = await self._waiter.wait(call, record.id, is_plain=True)
+        except BaseException:
+            self.runner.in_background(self._records.change(record.id, _cancel))
+            raise
+        return _outcome(ended)
+
+    def _new_record(self, call: Call, tool: str, options: Task, *, id: str | None = None) -> TaskRecord:
+        """Return the record of a new task. It is not stored."""
+        wanted, now = call.era.tasks.wanted_ttl(call.envelope), time.time()
+        return TaskRecord(
+            id=id or new_task_id(),
+            status="working",
+            created=now,
+            updated=now,
+            ttl=min(options.ttl if wanted is None else wanted, self._limits.task_seconds),
+            poll=options.poll,
+            immediate_response=options.immediate_response,
+            tool=tool,
+            version=call.envelope.revision.version,
+            principal=call.principal,
+            runner=self.runner.worker,
+            restarts=options.restart == "resume",
+            progress_token=call.envelope.progress_token,
+            session_id=None if call.session is None else call.connection.connection_id,
+        )
+
+    async def _create(self, call: Call, record: TaskRecord, known: TaskJournal) -> None:
+        """Store a new task. Raises Busy if the caller, or the server, has too many."""
+        request, owner, ttl = encode_request(to_request(call)), owner_of(call.peer), record.seconds_left
+        if not self.shares.take(record.id, call.peer, len(request), ttl):
+            raise Busy("The server has no room for another task of yours. Try again when some have expired.")
+        try:
+            if not await self._records.enlist(record.id, owner, ttl=ttl, most=self._limits.tasks_per_peer):
+                raise Busy(f"You have {self._limits.tasks_per_peer} tasks. Try again when some have expired.")
+            journal = self._records.begin_journal(record.id, request, known.entries(), ttl=ttl)
+            if record.work == "external":
+                await journal
+            else:
+                await asyncio.gather(journal, self.runner.assign(record.id, ttl=ttl))
+            await self._records.add(record)
+        except BaseException:
+            self.runner.in_background(self._discard(call, record))
+            raise
+        log.info("task %s of %r was created", record.id[:6], record.tool)
+
+    async def _discard(self, call: Call, record: TaskRecord) -> None:
+        """Remove what is stored of a task that was not created."""
+        self.shares.release(record.id)
+        await self._records.remove(record.id, self.runner.worker, owner_of(call.peer))
+
+    # Requests about tasks.
+
+    async def _owned(self, call: Call) -> TaskRecord:
+        """Return the record of the task that a request names. Raises InvalidParams if the caller has no such task."""
+        record = await self._records.read(cast("TaskParams", call.envelope.params).task_id)
+        if record is None or record.principal != call.principal:
+            raise _no_task()
+        return record
+
+    async def _get(self, call: Call) -> Result:
+        return self._described(call, await self._owned(call))
+
+    def _described(self, call: Call, record: TaskRecord) -> Result:
+        return call.era.tasks.described(self._sealed(call, record))
+
+    def _sealed(self, call: Call, record: TaskRecord) -> TaskRecord:
+        """Return the record with its result as the protocol version of the reader defines it."""
+        if record.has_result and record.result_version != call.envelope.revision.version:
+            sealed = call.seal(msgspec.json.decode(record.result, type=CallToolResult))
+            record.result = msgspec.Raw(msgspec.json.encode(sealed))
+        return record
+
+    async def _update(self, call: Call) -> Result:
+        """Serve `tasks/update`: store the answers to questions that wait. All others are ignored."""
+        params = cast("UpdateTaskParams", call.envelope.params)
+        given, record = params.input_responses or {}, await self._owned(call)
+        if len(given) > self._limits.input_responses:
+            raise InvalidParams(f"Invalid params: send at most {self._limits.input_responses} answers at a time.")
+        answers = {key: GivenAnswer(value) for key, value in given.items() if key in record.questions}
+        for key, answer in answers.items():
+            if fault := fault_of(msgspec.json.decode(record.questions[key], type=InputRequest), answer.value):
+                raise InvalidParams(f"Invalid params: the answer {key[:100]!r} cannot be used: {fault}")
+        if answers:
+            await self.answer(record, answers)
+        return EmptyResult()
+
+    async def answer(self, record: TaskRecord, answers: dict[str, GivenAnswer]) -> None:
+        """Store answers to questions of a task. If its handler waits for them, it runs again at this worker.
+
+        Raises InvalidParams if the answers are too long.
+        """
+        size = sum(len(bytes(answer.value)) for answer in (*record.answers.values(), *answers.values()))
+        room = self.shares.take(record.id, record.principal or "", size, record.seconds_left)
+        if size > self._limits.task_bytes or not room:
+            raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
+        await self.runner.assign(record.id, ttl=record.seconds_left)
+
+        def edit(now: TaskRecord) -> bool:
+            taken = [key for key, answer in answers.items() if now.accept(key, answer)]
+            if taken and now.work == "asking":
+                now.work, now.runner = "queued", self.runner.worker
+            return bool(taken)
+
+        changed = await self._records.change(record.id, edit)
+        if changed is not None and changed.work == "queued" and changed.runner == self.runner.worker:
+            self.runner.start(record.id)
+
+    async def _cancel(self, call: Call) -> Result:
+        """Serve `tasks/cancel`: the task is cancelled at once, and its handler is stopped, wherever it runs."""
+        before = await self._owned(call)
+        call.era.tasks.check_cancel(before)
+        after = await self._records.change(before.id, _cancel)
+        if after is None:
+            raise _no_task()
+        if not self.runner.stop_run(after.id) and before.work == "running":
+            await self.runner.stop_elsewhere(after.id, before.runner)
+        return call.era.tasks.cancelled(after)
+
+    async def _result(self, call: Call) -> Result:
+        """Serve `tasks/result`: wait until the task has ended, ask its questions meanwhile, and return its result."""
+        record = await self._owned(call)
+        ended = record if record.is_final else await self._waiter.wait(call, record.id)
+        result = _outcome(ended)
+        result.meta = {**(result.meta or {}), **related_task(record.id)}
+        return result
+
+    async def _list(self, call: Call) -> Result:
+        """Serve `tasks/list`: one page of the tasks of the caller's principal."""
+        if call.principal is None:  # a caller that is not known has no list
+            raise MethodNotFound("Method not found")
+        cursor = cast("PaginatedParams", call.envelope.params).cursor
+        after = "" if cursor is None else _read_cursor(cursor)
+        ids = [id for id in await self._records.listed(owner_of(call.peer)) if id > after]
+        page = ids[:PAGE_SIZE]
+        found = await asyncio.gather(*(self._records.read(id) for id in page))
+        states = [record for record in found if record is not None and record.principal == call.principal]
+        following = _cursor(page[-1]) if len(ids) > PAGE_SIZE else None
+        return call.era.tasks.listed(states, following)
+
+    # Listen streams.
+
+    async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
+        """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
+        self.require(call)
+        found = await asyncio.gather(*(self._records.read(id) for id in dict.fromkeys(ids)))
+        return [record.id for record in found if record is not None and record.principal == call.principal]
+
+    async def watch(self, id: str, wake: Callable[[], object]) -> Callable[[], Awaitable[None]]:
+        """Call `wake` whenever a task changes. Return a function that ends this."""
+        return await self._records.watch(id, wake)
+
+    async def notification(self, call: Call, id: str, meta: dict[str, Any]) -> bytes | None:
+        """Return the encoded notification with the present state of a task, or None if it has expired."""
+        record = await self._records.read(id)
+        if record is None:
+            return None
+        method, params = call.era.tasks.notification(self._sealed(call, record), meta)
+        return encode_notification(method, params)
+
+
+async def _in_run(chain: Handler, call: Call) -> Any:
+    """Run a tool as a task. If its work is done outside, note that, and return an empty result."""
+    result = await chain(call)
+    if isinstance(result, ExternalWork):
+        call.task.external = result
+        return EmptyResult()
+    return result
+
+
+def _created(call: Call, record: TaskRecord) -> Answer:
+    """Return the answer to a call that has become a task."""
+    return 200, encode_result(call.id, call.seal(call.era.tasks.created(record)))
+
+
+def _answer(work: asyncio.Task[Answer | None]) -> Answer:
+    answer = work.result()
+    assert answer is not None  # only tasks have none
+    return answer
+
+
+def _outcome(record: TaskRecord | None) -> CallToolResult:
+    """Return the result of a task that has ended. Raises its error, or InvalidParams if there is neither."""
+    if record is None:
+        raise _no_task()
+    if record.status == "cancelled":
+        raise InvalidParams("Invalid params: the task was cancelled, so it has no result.")
+    if not record.has_result:
+        error = msgspec.json.decode(record.error, type=_StoredError)
+        raise ProtocolError(error.message, code=error.code, data=error.data)
+    return msgspec.json.decode(record.result, type=CallToolResult)
+
+
+class _StoredError(msgspec.Struct):
+    code: int = -32603
+    message: str = "The task failed."
+    data: Any = None
+
+
+def _cancel(record: TaskRecord) -> bool:
+    if record.is_final:
+        return False
+    record.end("cancelled", kept_seconds=0)
+    record.message = "The task was cancelled."
+    return True
+
+
+def _no_task() -> InvalidParams:
+    return InvalidParams("Invalid params: there is no task with this id. It may have expired.")
+
+
+def _cursor(id: str) -> str:
+    return base64.urlsafe_b64encode(f"tasks:{id}".encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> str:
+    """Return the id in a cursor. Raises InvalidParams if the cursor is not from `tasks/list`."""
+    try:
+        if len(cursor) > 200:
+            raise ValueError("too long")
+        kind, _, id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
+        if kind != "tasks":
+            raise ValueError("of another list")
+    except ValueError:
+        raise InvalidParams("Invalid params: `cursor` is not from the list of tasks. Leave it out to begin.") from None
+    return id
