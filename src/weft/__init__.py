@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RemoteError,
         RequestTimeout,
         ResourceNotFound,
+        TaskEnded,
         ToolError,
         UsageError,
         VersionMismatch,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from weft.server.features.tools import Task
     from weft.server.runtime.dispatch import Extension
     from weft.server.signature.signature import MirroredHeader
+    from weft.server.tasks.store import TaskStore
 
 __version__ = "0.1.0"
 
@@ -60,9 +62,9 @@ __all__ = [
     "CancelledElicitation", "CannotAnswer", "Client", "ClientLimits", "Command", "Connection", "ConnectionFailed",
     "Context", "DeclinedElicitation", "Elicitation", "Extension", "File", "Http", "Image", "InputRequired",
     "InvalidAnswer", "InvalidParams", "Limits", "MemoryBackend", "MirroredHeader", "ProtocolError", "QuestionFailed",
-    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "Task", "ToolCallFailed",
-    "ToolError", "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage", "VersionMismatch", "WeftError",
-    "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
+    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "Task", "TaskEnded",
+    "TaskStore", "ToolCallFailed", "ToolError", "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage",
+    "VersionMismatch", "WeftError", "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
 ]  # fmt: skip
 
 # The module of each public name. A name is imported when it is first used, so that `import weft` is fast.
@@ -77,7 +79,7 @@ __getattr__ = lazily(
         "weft.errors": (
             "AuthorizationFailed", "CannotAnswer", "ConnectionFailed", "InvalidAnswer", "InvalidParams",
             "ProtocolError", "QuestionFailed", "RegistrationError", "RemoteError", "RequestTimeout",
-            "ResourceNotFound", "ToolError", "UsageError", "VersionMismatch", "WeftError",
+            "ResourceNotFound", "TaskEnded", "ToolError", "UsageError", "VersionMismatch", "WeftError",
         ),
         "weft.limits": ("ClientLimits", "Limits"),
         "weft.server.api.context": ("Context",),
@@ -94,6 +96,7 @@ __getattr__ = lazily(
         "weft.server.features.tools": ("Task",),
         "weft.server.runtime.dispatch": ("Extension",),
         "weft.server.signature.signature": ("MirroredHeader",),
+        "weft.server.tasks.store": ("TaskStore",),
     },
 )  # fmt: skip
 

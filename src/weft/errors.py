@@ -24,6 +24,7 @@
      │    ├── AuthorizationFailed        the server requires a login, and there was no login or it failed
      │    ├── VersionMismatch            client and server have no protocol version in common
      │    ├── BackendUnavailable         the backend that the workers share is not available
+     │    ├── TaskEnded                  the task has ended or expired, so work for it is not needed any more
      │    └── UsageError                 the program uses Weft in a wrong way; most are raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
      │         └── StartError            the server cannot be started with these options
@@ -42,8 +43,8 @@ __all__ = [
     "AuthorizationFailed", "BackendUnavailable", "CannotAnswer", "ConnectionFailed", "HeaderMismatch", "InternalError",
     "InvalidAnswer", "InvalidParams", "InvalidRequest", "MethodNotFound", "MissingCapability", "NoBackChannelError",
     "ParseError", "ProtocolError", "QuestionFailed", "RegistrationError", "RemoteError", "RequestTimeout",
-    "ResourceNotFound", "StartError", "ToolError", "UndeclaredExtension", "UnsupportedVersion", "UsageError",
-    "VersionMismatch", "WeftError",
+    "ResourceNotFound", "StartError", "TaskEnded", "ToolError", "UndeclaredExtension", "UnsupportedVersion",
+    "UsageError", "VersionMismatch", "WeftError",
 ]  # fmt: skip
 
 
@@ -257,6 +258,10 @@ class VersionMismatch(WeftError):
 
 class BackendUnavailable(WeftError):
     """The backend that the workers share cannot be reached, is full, or does not answer in time."""
+
+
+class TaskEnded(WeftError):
+    """The task has ended, was cancelled or has expired, so work for it is not needed any more."""
 
 
 class UsageError(WeftError):

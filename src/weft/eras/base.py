@@ -293,6 +293,15 @@ class ClientEra(Protocol):
         ...
 
 
+def find_revision(eras: Sequence[ServerEra], version: str) -> tuple[ServerEra, Revision] | None:
+    """Return the revision with this version, and its era; None if none of the eras has the version."""
+    for era in eras:
+        revision = era.revision(version)
+        if revision is not None:
+            return era, revision
+    return None
+
+
 def choose(
     eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
 ) -> tuple[ServerEra, Envelope | None]:

@@ -150,14 +150,27 @@ def _check_form(answer: _FormAnswer, schema: Mapping[str, Any]) -> None:
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
     """Ask the user to fill in a form, and return the outcome with the validated answer."""
     answer = await ask(call, ask_form(message, schema), _FormAnswer, key)
-    if answer.action != "accept":
+    try:
+        return _read_form(answer, schema)
+    except ValueError as error:
+        raise asker_of(call).unusable(f"the answer to a question does not fit it: {error}") from None
+
+
+def read_form(answer: msgspec.Raw, schema: type[Any] | Mapping[str, Any] | None) -> Elicitation[Any]:
+    """Return the outcome of an elicitation from the client's answer, which fits the question (see `fault_of`).
+
+    `schema` is the form; None if the user was asked to visit a web page.
+    """
+    return _read_form(msgspec.json.decode(answer, type=_FormAnswer), schema)
+
+
+def _read_form(answer: _FormAnswer, schema: type[Any] | Mapping[str, Any] | None) -> Elicitation[Any]:
+    """Return the outcome of an elicitation. Raises ValueError if the values do not fit the form."""
+    if answer.action != "accept" or schema is None:
         return _elicitation(answer.action, None)
     from weft.forms import parse_form
 
-    try:
-        return AcceptedElicitation(parse_form(schema, answer.content))
-    except ValueError as error:
-        raise asker_of(call).unusable(f"the answer to a question does not fit it: {error}") from None
+    return AcceptedElicitation(parse_form(schema, answer.content))
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:

@@ -88,11 +88,10 @@ class Once:
             async with self._locks.setdefault(key, asyncio.Lock()):
                 if key not in self._results:
                     can_stop = inspect.iscoroutinefunction(fn)
+                    make_once: Callable[[], Awaitable[bytes]] = make
                     if self._logical:
                         claimed = partial(self._services.once_store.once, f"{self._logical} {key}", make)
                         make_once = partial(claimed, peer=self._peer, can_stop=can_stop)
-                    else:
-                        make_once = make
                     if self._keep is None:
                         made = await make_once()
                     else:

@@ -18,6 +18,7 @@ from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.server.calls.call import Call, not_declared
+from weft.server.calls.connection import covers
 from weft.types.features import TextContent
 from weft.types.interaction import CreateMessageParams, ElicitParams, InputRequest, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
@@ -144,6 +145,14 @@ def check_request(call: Call, request: InputRequest) -> None:
     name = next(iter(required))
     part = "".join(f".{inner}" for inner in required[name])
     raise not_declared(call, purpose, f"{name}{part}", required)
+
+
+def missing_for(declared: ClientCapabilities, request: InputRequest) -> str | None:
+    """Return why a client with these capabilities cannot be asked a question, or None if it can."""
+    needed, purpose = _needed(request)
+    if covers(declared, needed):
+        return None
+    return f"To {purpose}, the client must declare the capability {msgspec.json.encode(needed).decode()}."
 
 
 def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:

@@ -268,7 +268,7 @@ class Connection:
         >>> connection.check_capability(ClientCapabilities(roots=RootsCapability()))
         True
         """
-        return _covers(declared(self.client_capabilities), msgspec.to_builtins(capability))
+        return covers(self.client_capabilities, capability)
 
     async def send_raw_request(
         self, method: str, params: Params = None, *, timeout: float | None = None, on_progress: OnProgress | None = None
@@ -351,6 +351,11 @@ def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
     if found.get("elicitation") == {}:
         found["elicitation"] = {"form": {}}
     return found
+
+
+def covers(capabilities: ClientCapabilities, wanted: ClientCapabilities) -> bool:
+    """Return whether a client with these capabilities has declared every capability that is set in `wanted`."""
+    return _covers(declared(capabilities), msgspec.to_builtins(wanted))
 
 
 def _covers(declared: Any, wanted: Any) -> bool:

@@ -90,14 +90,15 @@ class Engine(Runtime):
         shared = open_backend(given) if isinstance(given, str) else given
         if shared is not None:
             check_backend(shared)
-        self.whole_backend: Backend = shared or MemoryBackend()  # other servers may use it, too
+        whole: Backend = shared or MemoryBackend()
         super().__init__(
             owner,
             info,
             instructions,
             limits=options.limits,
             debug=options.debug,
-            backend=self.whole_backend if shared is None else ScopedBackend(shared, info.name),
+            backend=whole if shared is None else ScopedBackend(shared, info.name),
+            whole_backend=whole,
             is_alone=shared is None,
             state_keys=key_ring(options.state_keys),
             auth=self.protection,

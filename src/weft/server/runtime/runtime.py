@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from weft.backends import Backend
 from weft.eras.base import ServerEra
 from weft.errors import UsageError
 from weft.net.logs import Seldom
@@ -241,10 +242,13 @@ class Runtime(Services):
         *args: Any,
         eras: tuple[ServerEra, ...],
         lifespan: LifespanFactory | None,
+        whole_backend: Backend,
         is_alone: bool,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        self.whole_backend = whole_backend  # the backend with the parts of other servers, which may use it, too
+        self.scope = "" if is_alone else self.info.name  # name of the part that belongs to this server
         self.eras = eras  # eras that the server serves, in the order in which they are tried
         self.fleet = Fleet(self, is_alone=is_alone)
         self.lifespan = Lifespan(lifespan, self, self.fleet)

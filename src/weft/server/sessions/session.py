@@ -538,7 +538,8 @@ async def _initialize(call: Call) -> InitializeResult:
         raise InvalidParams(f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together.")
     call.connection.complete_handshake(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
     call.undo = call.connection.reset_handshake
-    remembers, capabilities = call.connection.has_standalone_channel, services.capabilities_for(call)
+    remembers = call.connection.has_standalone_channel
+    capabilities = services.capabilities_for(call)
     return InitializeResult(
         protocol_version=envelope.revision.version,
         capabilities=capabilities if remembers else _without_changes(capabilities),

@@ -99,7 +99,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     progress: float | None = None  # greatest progress that the handler has reported
     total: float | None = None
     session_id: str | None = None
-    result_version: str = ""  # protocol version for which `result` is sealed; empty: for none
+    sealed_for: str = ""  # protocol version for which `result` is sealed; empty: for none
     output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
 
     @property

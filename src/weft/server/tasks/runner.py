@@ -36,6 +36,7 @@ from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
 from weft.server.tasks.runs import ExternalWork, TaskReply, TaskRun, to_call
+from weft.server.tasks.store import publish_scope
 from weft.types.tasks import NOTHING
 
 log = logging.getLogger("weft.tasks")
@@ -288,7 +289,7 @@ class TaskRunner:
                 record.error, record.message = outcome.error, _flags(outcome.error).message[:1000] or "It failed."
             elif isinstance(outcome.result, Raw):
                 record.end("completed", kept_seconds=self._limits.task_kept_seconds)
-                record.result, record.result_version = outcome.result, record.version
+                record.result, record.sealed_for = outcome.result, record.version
                 record.is_error = _flags(outcome.result).is_error
             return True
 
@@ -363,7 +364,7 @@ class TaskRunner:
         """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
 
         async def submit() -> None:
-            await self.threads.call(external.submit, (run.id, *external.arguments))
+            await self.submit(run.id, external, run.expires - time.time())
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
@@ -380,6 +381,12 @@ class TaskRunner:
             await self._fail(run.id, text)
             return
         await self._settle(run.id, await self._records.change(run.id, edit))
+
+    async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
+        """Call the handler's function that passes on the work of a task."""
+        runtime = self._runtime
+        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
+        await self.threads.call(external.submit, (id, *external.arguments))
 
     def note_external(self, record: TaskRecord, external: ExternalWork) -> None:
         """Write into a record that a program outside does the work, unless that has ended the task already."""

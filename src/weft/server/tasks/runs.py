@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw
 
-from weft.eras.base import Envelope
+from weft.eras.base import Envelope, find_revision
 from weft.errors import UsageError
 from weft.net.logs import Seldom
 from weft.protocol.headers import read as read_headers
@@ -341,23 +341,15 @@ def to_request(call: Call) -> TaskRequest:
 
 def to_call(runtime: Runtime, request: TaskRequest, reply: Reply) -> Call | None:
     """Return the call that was stored; None if the server does not serve its protocol version any more."""
-    for era in runtime.eras:
-        revision = era.revision(request.version)
-        if revision is not None:
-            method = METHODS["tools/call"]
-            params = method.decode(request.params)
-            token = None if params.meta is None else params.meta.progress_token
-            envelope = Envelope(
-                revision,
-                method,
-                params,
-                request.client_capabilities,
-                request.client_info,
-                request.log_level,
-                token,
-            )
-            headers = None if request.headers is None else read_headers(request.headers)
-            return Call(
-                runtime, request.id, envelope, era, reply, headers, request.address, token_info=request.token_info
-            )
-    return None
+    found = find_revision(runtime.eras, request.version)
+    if found is None:
+        return None
+    era, revision = found
+    method = METHODS["tools/call"]
+    params = method.decode(request.params)
+    token = None if params.meta is None else params.meta.progress_token
+    envelope = Envelope(
+        revision, method, params, request.client_capabilities, request.client_info, request.log_level, token
+    )
+    headers = None if request.headers is None else read_headers(request.headers)
+    return Call(runtime, request.id, envelope, era, reply, headers, request.address, token_info=request.token_info)

@@ -175,7 +175,7 @@ class TaskService:
         self.runner.note_external(record, result)
         await self._create(call, record, TaskJournal())
         try:
-            await self.runner.threads.call(result.submit, (record.id, *result.arguments))
+            await self.runner.submit(record.id, result, record.seconds_left)
             ended = await self._waiter.wait(call, record.id, is_plain=True)
         except BaseException:
             self.runner.in_background(self._records.change(record.id, _cancel))
@@ -243,7 +243,7 @@ class TaskService:
 
     def _sealed(self, call: Call, record: TaskRecord) -> TaskRecord:
         """Return the record with its result as the protocol version of the reader defines it."""
-        if record.has_result and record.result_version != call.envelope.revision.version:
+        if record.has_result and record.sealed_for != str(call.envelope.revision):
             sealed = call.seal(msgspec.json.decode(record.result, type=CallToolResult))
             record.result = msgspec.Raw(msgspec.json.encode(sealed))
         return record
