@@ -7,6 +7,7 @@ import argparse
 import fixtures.asks
 import fixtures.prompts
 import fixtures.resources
+import fixtures.tasks
 import fixtures.tools  # noqa: F401 - importing a fixture module is what registers it
 from fixtures.app import server
 
