@@ -12,9 +12,9 @@ NAMES = [
     "CancelledElicitation", "CannotAnswer", "Client", "ClientLimits", "Command", "Connection", "ConnectionFailed",
     "Context", "DeclinedElicitation", "Elicitation", "Extension", "File", "Http", "Image", "InputRequired",
     "InvalidAnswer", "InvalidParams", "Limits", "MemoryBackend", "MirroredHeader", "ProtocolError", "QuestionFailed",
-    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "ToolCallFailed", "ToolError",
-    "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage", "VersionMismatch", "WeftError", "__version__",
-    "ask_form", "ask_model", "ask_roots", "ask_url",
+    "RegistrationError", "RemoteError", "RequestTimeout", "ResourceNotFound", "Server", "Task", "TaskEnded",
+    "TaskStore", "ToolCallFailed", "ToolError", "ToolResult", "UrlElicitationRequired", "UsageError", "UserMessage",
+    "VersionMismatch", "WeftError", "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
 ]  # fmt: skip
 ELSEWHERE = {
     "weft.auth": [

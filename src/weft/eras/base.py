@@ -122,7 +122,7 @@ class ServerEra(Protocol):
     versions: Sequence[str]  # versions of this era, newest first
     tasks: TaskMessages  # how this era speaks of tasks
 
-    def revision(self, version: str) -> Revision | None:
+    def revision_of(self, version: str) -> Revision | None:
         """Return the revision with this version; None if this era does not have the version."""
         ...
 
@@ -296,7 +296,7 @@ class ClientEra(Protocol):
 def find_revision(eras: Sequence[ServerEra], version: str) -> tuple[ServerEra, Revision] | None:
     """Return the revision with this version, and its era; None if none of the eras has the version."""
     for era in eras:
-        revision = era.revision(version)
+        revision = era.revision_of(version)
         if revision is not None:
             return era, revision
     return None

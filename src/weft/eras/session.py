@@ -82,7 +82,7 @@ class SessionServer:
     versions: Sequence[str] = tuple(SESSION_REVISIONS)
     tasks: TaskMessages = SESSION_TASKS
 
-    def revision(self, version: str) -> Revision | None:
+    def revision_of(self, version: str) -> Revision | None:
         """Return the revision with this version; None if this era does not have the version."""
         return SESSION_REVISIONS.get(version)
 

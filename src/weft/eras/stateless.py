@@ -67,7 +67,7 @@ class StatelessServer:
     versions: Sequence[str] = tuple(REVISIONS)
     tasks: TaskMessages = STATELESS_TASKS
 
-    def revision(self, version: str) -> Revision | None:
+    def revision_of(self, version: str) -> Revision | None:
         """Return the revision with this version; None if this era does not have the version."""
         return REVISIONS.get(version)
 

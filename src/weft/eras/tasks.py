@@ -23,7 +23,13 @@ from weft.errors import InvalidParams, MethodNotFound, MissingCapability, Undecl
 from weft.protocol.revisions import Method
 from weft.types.base import EmptyResult, Meta, NotificationParams, Result
 from weft.types.features import CallToolParams
-from weft.types.lifecycle import PaginatedParams, ServerCapabilities
+from weft.types.lifecycle import (
+    PaginatedParams,
+    ServerCapabilities,
+    ServerTaskRequests,
+    ServerTasksCapability,
+    ToolTaskRequests,
+)
 from weft.types.tasks import (
     IMMEDIATE_RESPONSE_KEY,
     TASKS_EXTENSION,
@@ -117,6 +123,7 @@ class _OutcomeFields(TypedDict):
 class StatelessTasks:
     """The tasks extension, `io.modelcontextprotocol/tasks`."""
 
+    extension = TASKS_EXTENSION
     methods: Sequence[Method] = (
         Method("tasks/get", TaskParams, mirrored="task_id"),
         Method("tasks/update", UpdateTaskParams, mirrored="task_id"),
@@ -196,8 +203,9 @@ class SessionTasks:
 
     def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
         """Return the capabilities with `tasks`."""
-        declared: dict[str, Any] = {"list": {}} if lists else {}
-        return replace(capabilities, tasks={**declared, "cancel": {}, "requests": {"tools": {"call": {}}}})
+        calls = ServerTaskRequests(tools=ToolTaskRequests(call={}))
+        tasks = ServerTasksCapability(list={} if lists else None, cancel={}, requests=calls)
+        return replace(capabilities, tasks=tasks)
 
     def plan(self, envelope: Envelope, support: TaskSupport) -> TaskPlan:
         """Return "must" if the client asks for a task by the param `task`."""

@@ -20,10 +20,11 @@ from weft.types.base import (
 )
 
 __all__ = [
-    "CancelledParams", "ClientCapabilities", "DiscoverResult", "ElicitationCapability", "InitializeParams",
-    "InitializeResult", "InputParams", "ListChangedCapability", "LogMessageParams", "PaginatedParams", "ProgressParams",
-    "RequestMeta", "RequestParams", "ResourcesCapability", "RootsCapability", "SamplingCapability",
-    "ServerCapabilities", "SetLevelParams",
+    "CancelledParams", "ClientCapabilities", "ClientTaskRequests", "ClientTasksCapability", "DiscoverResult",
+    "ElicitationCapability", "ElicitationTaskRequests", "InitializeParams", "InitializeResult", "InputParams",
+    "ListChangedCapability", "LogMessageParams", "PaginatedParams", "ProgressParams", "RequestMeta", "RequestParams",
+    "ResourcesCapability", "RootsCapability", "SamplingCapability", "SamplingTaskRequests", "ServerCapabilities",
+    "ServerTaskRequests", "ServerTasksCapability", "SetLevelParams", "ToolTaskRequests",
 ]  # fmt: skip
 
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -90,6 +91,33 @@ class ElicitationCapability(Struct):
     url: JsonObject | None = None
 
 
+class SamplingTaskRequests(Struct):
+    """The sampling requests that can be tasks of the client. Only in revision 2025-11-25."""
+
+    create_message: JsonObject | None = None
+
+
+class ElicitationTaskRequests(Struct):
+    """The elicitation requests that can be tasks of the client. Only in revision 2025-11-25."""
+
+    create: JsonObject | None = None
+
+
+class ClientTaskRequests(Struct):
+    """The requests of a server that can be tasks of the client. Only in revision 2025-11-25."""
+
+    sampling: SamplingTaskRequests | None = None
+    elicitation: ElicitationTaskRequests | None = None
+
+
+class ClientTasksCapability(Struct):
+    """The client can serve requests as tasks, list them and cancel them. Only in revision 2025-11-25."""
+
+    list: JsonObject | None = None
+    cancel: JsonObject | None = None
+    requests: ClientTaskRequests | None = None
+
+
 class ClientCapabilities(Struct):
     """The capabilities of a client."""
 
@@ -98,7 +126,7 @@ class ClientCapabilities(Struct):
     sampling: SamplingCapability | None = None
     elicitation: ElicitationCapability | None = None
     extensions: dict[str, JsonObject] | None = None
-    tasks: JsonObject | None = None  # only in revision 2025-11-25
+    tasks: ClientTasksCapability | None = None
 
 
 class ListChangedCapability(Struct):
@@ -118,6 +146,26 @@ class ResourcesCapability(Struct):
     list_changed: bool | None = None
 
 
+class ToolTaskRequests(Struct):
+    """The tool requests that can be tasks of the server. Only in revision 2025-11-25."""
+
+    call: JsonObject | None = None
+
+
+class ServerTaskRequests(Struct):
+    """The requests of a client that can be tasks of the server. Only in revision 2025-11-25."""
+
+    tools: ToolTaskRequests | None = None
+
+
+class ServerTasksCapability(Struct):
+    """The server can serve requests as tasks, list them and cancel them. Only in revision 2025-11-25."""
+
+    list: JsonObject | None = None
+    cancel: JsonObject | None = None
+    requests: ServerTaskRequests | None = None
+
+
 class ServerCapabilities(Struct):
     """The capabilities of a server."""
 
@@ -128,7 +176,7 @@ class ServerCapabilities(Struct):
     resources: ResourcesCapability | None = None
     tools: ListChangedCapability | None = None
     extensions: dict[str, JsonObject] | None = None
-    tasks: JsonObject | None = None  # only in revision 2025-11-25
+    tasks: ServerTasksCapability | None = None
 
 
 class DiscoverResult(CacheableResult, kw_only=True):

@@ -16,7 +16,7 @@ from weft.types.lifecycle import RequestParams
 
 __all__ = [
     "CreateSessionTaskResult", "CreateTaskResult", "GetSessionTaskResult", "GetTaskResult", "ListTasksResult",
-    "SessionTask", "SessionTaskParams", "TaskInput", "TaskParams", "TaskResultParams", "TaskState",
+    "SessionTask", "SessionTaskParams", "TaskInput", "TaskParams", "TaskResultParams",
     "TaskStatusParams", "ToolExecution", "UpdateTaskParams",
 ]  # fmt: skip
 

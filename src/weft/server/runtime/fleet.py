@@ -182,6 +182,9 @@ class Fleet:
         finally:
             self._leave_bus.clear()
             await self._cancel_background()
+            if self._unsent or self._is_all_unsent:
+                log.warning("The last changes of this worker were not sent to the others.")
+                self._unsent, self._unsent_characters, self._is_all_unsent = {}, 0, False
             await self._backend.close()
 
     async def _register(self) -> None:
@@ -426,13 +429,14 @@ class Fleet:
             self._unsent, self._unsent_characters, self._is_all_unsent = {}, 0, False
             try:
                 await self.publish(_CHANGES, _encode(sent))
-            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+            except BaseException as error:  # a Backend may raise anything
                 self._is_all_unsent = self._is_all_unsent or sent.is_all
                 newer, self._unsent, self._unsent_characters = list(self._unsent), {}, 0
                 self._add_unsent([*sent.changes, *newer])
+                if not isinstance(error, Exception):
+                    raise
                 if self._loop is None:
-                    log.warning("The last changes of this worker were not sent to the others: %s", error)
-                    return
+                    return  # `_leave` warns
                 _seldom.warning("Changes cannot be sent to the other workers yet: %s", error)
                 await asyncio.sleep(1)
 
