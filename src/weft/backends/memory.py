@@ -193,37 +193,52 @@ class _MemoryLog:
         self._expiring.end(key)
 
 
+@dataclass(slots=True)
+class _Names:
+    """The names in one set."""
+
+    until: dict[str, float] = field(default_factory=dict[str, float])  # expiry time of each name
+    soonest: float = math.inf  # no name expires before this time
+    latest: float = -math.inf  # no name expires after this time
+
+    def expire(self, now: float) -> None:
+        """Remove the names that have expired."""
+        if self.soonest <= now:
+            self.until = {name: until for name, until in self.until.items() if until > now}
+            self.soonest = min(self.until.values(), default=math.inf)
+
+
 class _MemorySets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._sets: dict[str, dict[str, float]] = {}  # expiry time of each name, by key
+        self._sets: dict[str, _Names] = {}
         self._expiring = ExpiringKeys(clock, lambda key: self._sets.pop(key, None))  # each set, with its last name
 
     async def add(self, key: str, name: str, *, ttl: float, most: int | None = None) -> bool:
         _check_seconds(ttl)
         now, names = self._clock(), self._current(key)
-        if most is not None and len(names) - (name in names) >= most:
+        if most is not None and len(names.until) - (name in names.until) >= most:
             return False
-        names[name] = now + ttl
+        until = names.until[name] = now + ttl
+        names.soonest, names.latest = min(names.soonest, until), max(names.latest, until)
         self._sets[key] = names
-        self._expiring.keep(key, max(names.values()) - now)
+        self._expiring.keep(key, names.latest - now)
         return True
 
     async def remove(self, key: str, name: str) -> bool:
         names = self._current(key)
-        existed = names.pop(name, None) is not None
-        if not names:
+        existed = names.until.pop(name, None) is not None
+        if not names.until:
             self._expiring.end(key)
         return existed
 
     async def names(self, key: str) -> Sequence[str]:
-        return sorted(self._current(key))
+        return sorted(self._current(key).until)
 
-    def _current(self, key: str) -> dict[str, float]:
+    def _current(self, key: str) -> _Names:
         """Return the names in a set that have not expired, and delete the others."""
-        now, names = self._clock(), self._sets.get(key, {})
-        for name in [name for name, until in names.items() if until <= now]:
-            del names[name]
+        names = self._sets.get(key) or _Names()
+        names.expire(self._clock())
         return names
 
 

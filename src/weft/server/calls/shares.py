@@ -120,6 +120,11 @@ class SizedShares:
         self._expiring.keep(key, seconds)
         return True
 
+    def shorten(self, key: str, seconds: float) -> None:
+        """Let an entry expire in some seconds. Does nothing if it is not counted."""
+        if key in self._entries:
+            self._expiring.keep(key, seconds)
+
     def release(self, key: str) -> None:
         """Do not count an entry any longer. Does nothing if it is not counted."""
         if key in self._entries:

@@ -331,8 +331,7 @@ class Engine(Runtime):
         self.subscriptions.close()
         try:
             await self._call_shutdown_callbacks()
-            await self.tasks.runner.hand_over()
-            await self.open_calls.cancel(self.limits.drain_seconds)
+            await asyncio.gather(self.tasks.runner.hand_over(), self.open_calls.cancel(self.limits.drain_seconds))
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
         finally:

@@ -62,6 +62,7 @@ class _Part(msgspec.Struct, frozen=True, rename="camel"):
     code: int | None = None
     is_error: bool = False
     result_type: str = ""
+    task: dict[str, object] | None = None
 
 
 class _LoggedOutcome(msgspec.Struct):
@@ -75,19 +76,24 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 def _status(call: Call, status: int, body: bytes) -> object:
     """Return how a call ended, for the log: "isError", "asks" (for questions), an error code ("-32602"), or "ok".
 
-    With HTTP, the status code comes first, as in "200/isError", and "200" alone means "ok".
+    With HTTP, the status code comes first, as in "200/isError", and "200" alone means "ok". "200/task" means that the
+    call has become a task. Each run of its handler is logged with "task" instead of the status code.
     """
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
         outcome = _LoggedOutcome()
     words = [] if call.headers is None else [str(status)]
+    if call.task is not None and call.task.is_task:
+        words = ["task"]
     if outcome.error.code is not None:
         words.append(str(outcome.error.code))
     elif outcome.result.is_error:
         words.append("isError")
     elif outcome.result.result_type == "input_required":
         words.append("asks")
+    elif outcome.result.result_type == "task" or outcome.result.task is not None:
+        words.append("task")
     return "/".join(words) or "ok"
 
 

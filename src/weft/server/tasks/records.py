@@ -87,6 +87,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
 
     tool: str
     version: str  # protocol version of the call
+    owner: str  # name under which the caller's tasks are listed: see `owner_of`
     principal: str | None  # caller to whom the task belongs; None without authorization
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
@@ -112,12 +113,21 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
         """Seconds until the task expires."""
         return max(self.expires - time.time(), _LEAST_SECONDS)
 
-    def end(self, work_of: Literal["completed", "failed", "cancelled"], *, kept_seconds: float) -> None:
+    def end(self, status: Literal["completed", "failed"], *, kept_seconds: float) -> None:
         """Note that the task has ended with this status. It is kept for at least `kept_seconds` from now."""
-        self.status = work_of
+        self._end(status)
+        self.ttl = max(self.ttl, time.time() - self.created + kept_seconds)
+
+    def cancel(self, *, kept_seconds: float) -> None:
+        """Note that the task was cancelled. It is kept for `kept_seconds` from now, unless it expires before."""
+        self._end("cancelled")
+        self.message = "The task was cancelled."
+        self.ttl = min(self.ttl, time.time() - self.created + kept_seconds)
+
+    def _end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
+        self.status = status
         self.work = "over"
         self.questions, self.answers = {}, {}
-        self.ttl = max(self.ttl, time.time() - self.created + kept_seconds)
 
     def accept(self, key: str, answer: GivenAnswer) -> bool:
         """Note the answer to an unanswered question. Return False if there is no such question."""
@@ -198,10 +208,17 @@ class TaskRecords:
         """Store the record of a new task. From now on, the task exists for its caller."""
         await self._store.put(_record(record.id), _encode(record), ttl=record.seconds_left)
 
-    async def remove(self, id: str, worker: str, owner: str) -> None:
+    async def remove(self, record: TaskRecord) -> None:
         """Remove everything of a task that was not created completely."""
+        id = record.id
         await self._store.delete(_record(id))
-        await asyncio.gather(self.forget_journal(id), self.unassign(id, worker), self.delist(id, owner))
+        await asyncio.gather(self.forget_journal(id), self.unassign(id, record.runner), self.delist(id, record.owner))
+
+    async def forget(self, record: TaskRecord) -> None:
+        """Forget what is not needed any more of a task that has ended, and list it as long as it can be read."""
+        await asyncio.gather(
+            self.forget_journal(record.id), self.enlist(record.id, record.owner, ttl=record.seconds_left)
+        )
 
     async def read(self, id: str) -> TaskRecord | None:
         """Return the record of a task; None if there is no such task, or if it has expired."""

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ from weft.server.runtime.fleet import LEFT
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
-from weft.server.tasks.runs import ExternalWork, TaskReply, TaskRun, to_call
+from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, TaskReply, TaskRun, to_call
 from weft.server.tasks.store import publish_scope
 from weft.types.tasks import NOTHING
 
@@ -55,9 +56,21 @@ class _Outcome(msgspec.Struct):
     error: Raw | UnsetType = UNSET
 
 
+class _Text(msgspec.Struct):
+    text: str = ""
+
+
 class _Flags(msgspec.Struct, rename="camel"):
+    """What the status message needs of a result or an error."""
+
     is_error: bool = False
+    content: list[_Text] = []
     message: str = ""
+
+    @property
+    def text(self) -> str:
+        """The first text of a result."""
+        return next((part.text for part in self.content if part.text), "")
 
 
 _read_outcome = msgspec.json.Decoder(_Outcome).decode
@@ -78,6 +91,7 @@ class TaskRunner:
         self._running: dict[str, asyncio.Task[Any]] = {}  # by id of the task
         self._runs: dict[str, TaskRun] = {}  # those whose handlers run
         self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
+        self._again: set[str] = set()  # ids of tasks that must run again after their present run
         self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
         self._look_now: asyncio.Event | None = None  # set to look at once
         self._background: set[asyncio.Task[Any]] = set()
@@ -111,7 +125,10 @@ class TaskRunner:
 
     def start(self, id: str) -> None:
         """Run a task as soon as there is room. Its record must be assigned to this worker."""
-        if id in self._running or id in self._queue or self.is_stopping:
+        if self.is_stopping:
+            return  # others take it over
+        if id in self._running:  # its last run is about to end
+            self._again.add(id)
             return
         self._queue[id] = None
         self._start_next()
@@ -121,13 +138,16 @@ class TaskRunner:
         self._runs[run.id] = run
         self._running[run.id] = work
         work.add_done_callback(partial(self._ended, run.id))
+        self._stop_when_expired(run)
 
     def _start_next(self) -> None:
         while self._queue and len(self._running) < self._limits.tasks_at_once and not self.is_stopping:
             id = next(iter(self._queue))
             del self._queue[id]
-            task = asyncio.get_running_loop().create_task(self._execute(id), name="weft-task")
-            self._running[id] = task
+            # In an empty context, because the request that happens to start it may have nothing to do with it.
+            work = self._execute(id, is_again=id in self._again)
+            self._again.discard(id)
+            task = self._running[id] = asyncio.get_running_loop().create_task(work, name="weft-task", context=Context())
             task.add_done_callback(partial(self._ended, id))
 
     def _ended(self, id: str, task: asyncio.Task[Any]) -> None:
@@ -136,12 +156,18 @@ class TaskRunner:
             self._runs.pop(id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A task could not be run.", exc_info=error)
+        if id in self._again and not self.is_stopping:
+            self._queue[id] = None
         self._start_next()
 
-    async def _execute(self, id: str) -> None:
-        """Run the handler of a task until it ends or asks. If the Backend fails, try again later."""
+    async def _execute(self, id: str, *, is_again: bool) -> None:
+        """Run the handler of a task until it ends or asks. If the Backend fails, try again later.
+
+        `is_again` is True if the last run of the task was about to end when this one was asked for. Then that run may
+        have noted that the task is not assigned to this worker any more.
+        """
         try:
-            run = await self._load(id)
+            run = await self._load(id, is_again=is_again)
             if run is not None:
                 self._runs[id] = run
                 await self.perform(run)
@@ -150,14 +176,16 @@ class TaskRunner:
             self._later(_AGAIN_SECONDS, id)
 
     def _later(self, seconds: float, id: str) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.start, id)
+        asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
 
-    async def _load(self, id: str) -> TaskRun | None:
+    async def _load(self, id: str, *, is_again: bool) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
         record = await self._records.read(id)
         if record is None or not self._is_mine(record):
-            await self._records.unassign(id, self.worker)
+            await self._settle(id, record)
             return None
+        if is_again:
+            await self.assign(id, ttl=record.seconds_left)
         stored = await self._records.read_journal(id)
         if stored is None:
             await self._fail(id, "The request of this task is lost: the backend does not have it any more.")
@@ -172,7 +200,8 @@ class TaskRunner:
         for entry in entries:
             known.add(entry)
         record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
-        if record is None or record.work != "running":
+        if record is None or not self._is_mine(record):
+            await self._settle(id, record)
             return None
         run = self._new_run(id, request, known)
         if run is None:
@@ -204,9 +233,8 @@ class TaskRunner:
         """Run the handler of a task, and store how it has ended. Return the answer of a call that is no task."""
         run.task = run.call.cancellation.task = asyncio.current_task()
         assert run.task is not None
-        ending = None
         if run.is_task:
-            ending = asyncio.get_running_loop().call_later(max(run.expires - time.time(), 0), run.stop, "expired")
+            self._stop_when_expired(run)
         answer = None
         try:
             answer = await self._runtime.dispatcher.run(run.call)
@@ -214,13 +242,12 @@ class TaskRunner:
             if run.stopped is None:  # the event loop ends
                 run.stopped = "stopping"
             await take_back(run.task)
-        finally:
-            if ending is not None:
-                ending.cancel()
         if run.becoming is not None:
             await asyncio.wait([run.becoming])
         if not run.is_task:
             return self._plain(run, answer)
+        if run.ending is not None:
+            run.ending.cancel()
         await run.finish_writing()
         if run.stopped == "stopping":  # the Backend may be gone, too: then others find the task by the worker's death
             with suppress(Exception):
@@ -229,6 +256,10 @@ class TaskRunner:
         else:
             await run.surely(partial(self._conclude, run, answer))
         return None
+
+    def _stop_when_expired(self, run: TaskRun) -> None:
+        left = max(run.expires - time.time(), 0)
+        run.ending = asyncio.get_running_loop().call_later(left, run.stop, "expired", context=Context())
 
     def _plain(self, run: TaskRun, answer: Answer | None) -> Answer | None:
         """Return the answer of a call that has not become a task."""
@@ -254,7 +285,7 @@ class TaskRunner:
         elif run.stopped == "stopping":
             await self._give_up(run)
         else:
-            await self._records.unassign(run.id, self.worker)
+            await self._settle(run.id, await self._records.read(run.id))
 
     async def _give_up(self, run: TaskRun) -> None:
         """Leave a task to another worker, because this one stops."""
@@ -286,11 +317,15 @@ class TaskRunner:
                 _fail(record, too_large, self._limits.task_kept_seconds)
             elif isinstance(outcome.error, Raw):
                 record.end("failed", kept_seconds=self._limits.task_kept_seconds)
-                record.error, record.message = outcome.error, _flags(outcome.error).message[:1000] or "It failed."
+                record.error, record.message = outcome.error, _flags(outcome.error).message[:MOST_MESSAGE]
             elif isinstance(outcome.result, Raw):
                 record.end("completed", kept_seconds=self._limits.task_kept_seconds)
                 record.result, record.sealed_for = outcome.result, record.version
-                record.is_error = _flags(outcome.result).is_error
+                flags = _flags(outcome.result)
+                record.is_error = flags.is_error
+                if flags.is_error:
+                    record.message = flags.text[:MOST_MESSAGE] or record.message
+            log.info("task %s of %r has ended: %s", run.id[:6], record.tool, record.status)
             return True
 
         await self._settle(run.id, await self._records.change(run.id, edit))
@@ -324,8 +359,7 @@ class TaskRunner:
     async def _settle(self, id: str, record: TaskRecord | None) -> None:
         """Forget what is not needed any more of a task that this worker need not run any more."""
         if record is not None and record.work == "over":
-            log.info("task %s of %r ended: %s", id[:6], record.tool, record.status)
-            await self._records.forget_journal(id)
+            await self._records.forget(record)
         if not self._fleet.is_alone:
             await self._records.unassign(id, self.worker)
 

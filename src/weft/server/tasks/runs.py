@@ -147,6 +147,7 @@ class TaskRun:
         self.external: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
         self.stopped: Reason | None = None  # why this run was stopped; None if it was not
         self.task: asyncio.Task[Any] | None = None  # runs the handler
+        self.ending: asyncio.TimerHandle | None = None  # stops the handler when the task expires
         self.expires = math.inf  # Unix time at which the task's time to live is over
         self.session_id: str | None = None  # session in which the task was created, if there was one
         self._room = runner

@@ -153,7 +153,7 @@ class TaskService:
         except asyncio.CancelledError:  # the client is gone, and would never know the task
             run.is_task = False
             storing.cancel()
-            self.runner.in_background(self._discard(call, record))
+            self.runner.in_background(self._discard(record))
             raise
         except Exception as error:  # noqa: BLE001 - a limit is reached, or the Backend fails
             _seldom.warning("A call that takes long has not become a task: %s", error)
@@ -178,7 +178,7 @@ class TaskService:
             await self.runner.submit(record.id, result, record.seconds_left)
             ended = await self._waiter.wait(call, record.id, is_plain=True)
         except BaseException:
-            self.runner.in_background(self._records.change(record.id, _cancel))
+            self.runner.in_background(self._end_cancelled(record.id))
             raise
         return _outcome(ended)
 
@@ -190,11 +190,12 @@ class TaskService:
             status="working",
             created=now,
             updated=now,
-            ttl=min(options.ttl if wanted is None else wanted, self._limits.task_seconds),
+            ttl=min(options.ttl if wanted is None else max(wanted, 1.0), self._limits.task_seconds),
             poll=options.poll,
             immediate_response=options.immediate_response,
             tool=tool,
-            version=call.envelope.revision.version,
+            version=str(call.envelope.revision),
+            owner=owner_of(call.peer),
             principal=call.principal,
             runner=self.runner.worker,
             restarts=options.restart == "resume",
@@ -204,11 +205,11 @@ class TaskService:
 
     async def _create(self, call: Call, record: TaskRecord, known: TaskJournal) -> None:
         """Store a new task. Raises Busy if the caller, or the server, has too many."""
-        request, owner, ttl = encode_request(to_request(call)), owner_of(call.peer), record.seconds_left
+        request, ttl = encode_request(to_request(call)), record.seconds_left
         if not self.shares.take(record.id, call.peer, len(request), ttl):
             raise Busy("The server has no room for another task of yours. Try again when some have expired.")
         try:
-            if not await self._records.enlist(record.id, owner, ttl=ttl, most=self._limits.tasks_per_peer):
+            if not await self._records.enlist(record.id, record.owner, ttl=ttl, most=self._limits.tasks_per_peer):
                 raise Busy(f"You have {self._limits.tasks_per_peer} tasks. Try again when some have expired.")
             journal = self._records.begin_journal(record.id, request, known.entries(), ttl=ttl)
             if record.work == "external":
@@ -217,14 +218,14 @@ class TaskService:
                 await asyncio.gather(journal, self.runner.assign(record.id, ttl=ttl))
             await self._records.add(record)
         except BaseException:
-            self.runner.in_background(self._discard(call, record))
+            self.runner.in_background(self._discard(record))
             raise
-        log.info("task %s of %r was created", record.id[:6], record.tool)
+        log.info("task %s of %r was created for %s", record.id[:6], record.tool, call.peer or "the client")
 
-    async def _discard(self, call: Call, record: TaskRecord) -> None:
+    async def _discard(self, record: TaskRecord) -> None:
         """Remove what is stored of a task that was not created."""
         self.shares.release(record.id)
-        await self._records.remove(record.id, self.runner.worker, owner_of(call.peer))
+        await self._records.remove(record)
 
     # Requests about tasks.
 
@@ -287,12 +288,27 @@ class TaskService:
         """Serve `tasks/cancel`: the task is cancelled at once, and its handler is stopped, wherever it runs."""
         before = await self._owned(call)
         call.era.tasks.check_cancel(before)
-        after = await self._records.change(before.id, _cancel)
+        after = await self._end_cancelled(before.id)
         if after is None:
             raise _no_task()
         if not self.runner.stop_run(after.id) and before.work == "running":
             await self.runner.stop_elsewhere(after.id, before.runner)
         return call.era.tasks.cancelled(after)
+
+    async def _end_cancelled(self, id: str) -> TaskRecord | None:
+        """Cancel a task in the store, unless it has ended. Return its record; None if there is none."""
+
+        def edit(record: TaskRecord) -> bool:
+            if record.is_final:
+                return False
+            record.cancel(kept_seconds=self._limits.task_kept_seconds)
+            return True
+
+        record = await self._records.change(id, edit)
+        if record is not None and record.status == "cancelled":
+            await self._records.forget(record)
+            self.shares.shorten(id, record.seconds_left)
+        return record
 
     async def _result(self, call: Call) -> Result:
         """Serve `tasks/result`: wait until the task has ended, ask its questions meanwhile, and return its result."""
@@ -372,14 +388,6 @@ class _StoredError(msgspec.Struct):
     code: int = -32603
     message: str = "The task failed."
     data: Any = None
-
-
-def _cancel(record: TaskRecord) -> bool:
-    if record.is_final:
-        return False
-    record.end("cancelled", kept_seconds=0)
-    record.message = "The task was cancelled."
-    return True
 
 
 def _no_task() -> InvalidParams:
