@@ -36,7 +36,7 @@ from weft.server.runtime.fleet import LEFT
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
-from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, TaskReply, TaskRun, to_call
+from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, to_call
 from weft.server.tasks.store import publish_scope
 from weft.types.tasks import NOTHING
 
@@ -123,6 +123,11 @@ class TaskRunner:
             writes.append(self._records.list_worker(self.worker, ttl=ttl))
         await asyncio.gather(*writes)
 
+    async def unassign(self, id: str) -> None:
+        """Note in the Backend that this worker need not run a task, unless it runs it now."""
+        if not self._fleet.is_alone and id not in self._running and id not in self._queue:
+            await self._records.unassign(id, self.worker)
+
     def start(self, id: str) -> None:
         """Run a task as soon as there is room. Its record must be assigned to this worker."""
         if self.is_stopping:
@@ -168,7 +173,9 @@ class TaskRunner:
         """
         try:
             run = await self._load(id, is_again=is_again)
-            if run is not None:
+            if run is not None and self.is_stopping:
+                await self._give_up(run)
+            elif run is not None:
                 self._runs[id] = run
                 await self.perform(run)
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
@@ -296,7 +303,7 @@ class TaskRunner:
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.note_progress(record)
+            run.write_progress(record)
             record.work = "queued"
             if not record.restarts:
                 _fail(record, "The server was stopped, and this task is not run again.", self._limits.task_kept_seconds)
@@ -312,7 +319,7 @@ class TaskRunner:
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.note_progress(record)
+            run.write_progress(record)
             if too_large:
                 _fail(record, too_large, self._limits.task_kept_seconds)
             elif isinstance(outcome.error, Raw):
@@ -344,7 +351,7 @@ class TaskRunner:
     def _check_room(self, run: TaskRun, size: int) -> str:
         """Return the error for a result for which there is no room, or an empty text."""
         left = max(run.expires - time.time(), self._limits.task_kept_seconds)
-        has_room = self.shares.take(run.id, run.call.peer, size, left)
+        has_room = self.shares.take(run.id, run.owner, size, left)
         return "" if has_room else "The task is done, but the server has no room for its result."
 
     async def _fail(self, id: str, why: str) -> None:
@@ -376,7 +383,7 @@ class TaskRunner:
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.note_progress(record)
+            run.write_progress(record)
             answered = [record.asked[key] for key in record.answers]
             missing = {name: asked for name, (asked, _) in questions.items() if asked not in answered}
             record.withdraw([key for key in record.questions if record.asked[key] not in missing.values()])
@@ -403,7 +410,7 @@ class TaskRunner:
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.note_progress(record)
+            run.write_progress(record)
             self.note_external(record, external)
             return True
 
@@ -434,20 +441,20 @@ class TaskRunner:
 
     # Cancelling.
 
-    def stop_run(self, id: str, reason: Any = "cancelled") -> bool:
+    async def stop(self, id: str, worker: str) -> None:
+        """Stop the handler of a task that was cancelled, here or at another worker; empty if no worker runs it."""
+        if not self._stop_run(id, "cancelled") and worker not in ("", self.worker) and not self._fleet.is_alone:
+            await self._fleet.inform([worker], _SUBJECT, id.encode())
+
+    def _stop_run(self, id: str, reason: Reason) -> bool:
         """Stop the handler of a task, if it runs here. Return whether it does."""
         run = self._runs.get(id)
         if run is not None:
             run.stop(reason)
         return run is not None
 
-    async def stop_elsewhere(self, id: str, worker: str) -> None:
-        """Have the worker that runs a task stop its handler."""
-        if worker and worker != self.worker and not self._fleet.is_alone:
-            await self._fleet.inform([worker], _SUBJECT, id.encode())
-
     def _hear(self, message: bytes) -> None:
-        self.stop_run(message.decode())
+        self._stop_run(message.decode(), "cancelled")
 
     def _hear_left(self, _: bytes) -> None:
         if self._look_now is not None:
@@ -461,7 +468,7 @@ class TaskRunner:
     async def _check(self, id: str) -> None:
         record = await self._records.read(id)
         if record is None or not self._is_mine(record):
-            self.stop_run(id, "cancelled" if record is not None and record.status == "cancelled" else "lost")
+            self._stop_run(id, "cancelled" if record is not None and record.status == "cancelled" else "lost")
 
     # Taking over and handing over.
 

@@ -26,7 +26,7 @@ from weft.server.calls.execution import Threads
 from weft.server.calls.shares import SizedShares
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
-from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest
+from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest, owner_of
 from weft.server.tasks.rounds import TaskJournal, TaskRound
 from weft.types.base import Result
 from weft.types.features import CallToolParams
@@ -140,6 +140,7 @@ class TaskRun:
     def __init__(self, runner: TaskRoom, id: str, call: Call, reply: TaskReply, *, known: TaskJournal | None) -> None:
         self.id = id
         self.call = call
+        self.owner = owner_of(call.peer)  # whose tasks and bytes are counted
         self.reply = reply
         self.threads = runner.threads
         self.is_task = known is not None  # whether the task is stored; else the call may become one
@@ -215,7 +216,7 @@ class TaskRun:
                     "Limits(task_bytes=...)."
                 )
             size, left = len(bytes(value)), max(self.expires - time.time(), 1.0)
-            if not self._room.shares.take(self.id, self.call.peer, size, left):
+            if not self._room.shares.take(self.id, self.owner, size, left):
                 raise Busy("The server has no room for more results of your tasks. Try again when some have expired.")
             await self._to_end(self.append(JournalEntry("once", key, value)))
 
@@ -280,35 +281,38 @@ class TaskRun:
 
     async def _store_progress(self) -> None:
         self._reported = time.monotonic()
+        stored = self._report, self._text
         try:
-            await self._records.change(self.id, self._note_progress_if_ours)
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; the next message comes soon
+            await self._records.change(self.id, self._write_if_ours)
+            if (self._report, self._text) == stored:
+                self._report = self._text = None
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; it is tried again
             _seldom.warning("The progress of a task was not stored: %s", error)
         finally:
             self._storing = None
             if self._report is not None or self._text is not None:
                 self._store_later()
 
-    def _note_progress_if_ours(self, record: TaskRecord) -> bool:
+    def _write_if_ours(self, record: TaskRecord) -> bool:
         if record.work != "running" or record.runner != self._runtime.fleet.worker:
             self.stop("cancelled" if record.status == "cancelled" else "lost")
             return False
-        return self.note_progress(record)
+        return self.write_progress(record)
 
-    def note_progress(self, record: TaskRecord) -> bool:
+    def write_progress(self, record: TaskRecord) -> bool:
         """Write progress that is not stored yet into a record. Return False if there is none."""
-        report, self._report = self._report, None
-        text, self._text = self._text, None
-        if report is not None:
-            progress, total, message = report
+        is_new = self._text is not None
+        if self._report is not None:
+            progress, total, message = self._report
             if record.progress is None or progress > record.progress:
                 record.progress, record.total = progress, total
                 record.message = progress_text(progress, total, message)
+                is_new = True
             else:  # an earlier run of the handler came further
-                self._greatest, report = record.progress, None
-        if text is not None:
-            record.message = text
-        return report is not None or text is not None
+                self._greatest = record.progress
+        if self._text is not None:
+            record.message = self._text
+        return is_new
 
 
 def progress_text(progress: float, total: float | None, message: str | None) -> str:
@@ -321,22 +325,25 @@ def progress_text(progress: float, total: float | None, message: str | None) -> 
     return numbers if not message else f"{message[: MOST_MESSAGE - len(numbers) - 3]} ({numbers})"
 
 
-def to_request(call: Call) -> TaskRequest:
-    """Return what must be stored of a call, so that its handler can run again on any worker."""
+def to_request(call: Call, logical: str) -> TaskRequest:
+    """Return what must be stored of a call, so that its handler can run again on any worker.
+
+    `logical` is the id of the logical call, if it had rounds before.
+    """
     envelope, params = call.envelope, call.envelope.params
     assert isinstance(params, CallToolParams)
     plain = msgspec.structs.replace(params, input_responses=None, request_state=None, task=UNSET)
     return TaskRequest(
         call.id,
         Raw(msgspec.json.encode(plain)),
-        envelope.revision.version,
+        str(envelope.revision),
         envelope.client_info,
         envelope.client_capabilities,
         envelope.log_level,
         None if call.headers is None else call.headers.without_credentials(),
         call.token_info,
         call.address,
-        "" if call.asker is None else call.asker.journal.id,
+        logical,
     )
 
 

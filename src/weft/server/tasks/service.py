@@ -205,8 +205,8 @@ class TaskService:
 
     async def _create(self, call: Call, record: TaskRecord, known: TaskJournal) -> None:
         """Store a new task. Raises Busy if the caller, or the server, has too many."""
-        request, ttl = encode_request(to_request(call)), record.seconds_left
-        if not self.shares.take(record.id, call.peer, len(request), ttl):
+        request, ttl = encode_request(to_request(call, known.journal.id)), record.seconds_left
+        if not self.shares.take(record.id, record.owner, len(request), ttl):
             raise Busy("The server has no room for another task of yours. Try again when some have expired.")
         try:
             if not await self._records.enlist(record.id, record.owner, ttl=ttl, most=self._limits.tasks_per_peer):
@@ -268,21 +268,25 @@ class TaskService:
 
         Raises InvalidParams if the answers are too long.
         """
+        worker, seconds = self.runner.worker, record.seconds_left
         size = sum(len(bytes(answer.value)) for answer in (*record.answers.values(), *answers.values()))
-        room = self.shares.take(record.id, record.principal or "", size, record.seconds_left)
-        if size > self._limits.task_bytes or not room:
+        has_room = self.shares.take(record.id, record.owner, size, seconds)
+        if size > self._limits.task_bytes or not has_room:
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
-        await self.runner.assign(record.id, ttl=record.seconds_left)
+        await self.runner.assign(record.id, ttl=seconds)
 
         def edit(now: TaskRecord) -> bool:
             taken = [key for key, answer in answers.items() if now.accept(key, answer)]
             if taken and now.work == "asking":
-                now.work, now.runner = "queued", self.runner.worker
+                now.work, now.runner = "queued", worker
             return bool(taken)
 
         changed = await self._records.change(record.id, edit)
-        if changed is not None and changed.work == "queued" and changed.runner == self.runner.worker:
-            self.runner.start(record.id)
+        if changed is not None and changed.runner == worker:
+            if changed.work == "queued":
+                self.runner.start(record.id)
+        else:
+            await self.runner.unassign(record.id)
 
     async def _cancel(self, call: Call) -> Result:
         """Serve `tasks/cancel`: the task is cancelled at once, and its handler is stopped, wherever it runs."""
@@ -291,16 +295,17 @@ class TaskService:
         after = await self._end_cancelled(before.id)
         if after is None:
             raise _no_task()
-        if not self.runner.stop_run(after.id) and before.work == "running":
-            await self.runner.stop_elsewhere(after.id, before.runner)
         return call.era.tasks.cancelled(after)
 
     async def _end_cancelled(self, id: str) -> TaskRecord | None:
-        """Cancel a task in the store, unless it has ended. Return its record; None if there is none."""
+        """Cancel a task, unless it has ended, and stop its handler. Return its record; None if there is no such task."""
+        runner = ""  # worker that ran the handler when the task was cancelled
 
         def edit(record: TaskRecord) -> bool:
+            nonlocal runner
             if record.is_final:
                 return False
+            runner = record.runner if record.work == "running" else ""
             record.cancel(kept_seconds=self._limits.task_kept_seconds)
             return True
 
@@ -308,6 +313,7 @@ class TaskService:
         if record is not None and record.status == "cancelled":
             await self._records.forget(record)
             self.shares.shorten(id, record.seconds_left)
+            await self.runner.stop(id, runner)
         return record
 
     async def _result(self, call: Call) -> Result:
