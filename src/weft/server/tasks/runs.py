@@ -280,10 +280,13 @@ class TaskRun:
         self._storing = asyncio.get_running_loop().create_task(self._store_progress(), name="weft-task-progress")
 
     async def _store_progress(self) -> None:
+        if self.becoming is not None:
+            await asyncio.wait([self.becoming])
         self._reported = time.monotonic()
         stored = self._report, self._text
         try:
-            await self._records.change(self.id, self._write_if_ours)
+            if self.is_task and await self._records.change(self.id, self._write_if_ours) is None:
+                self.stop("lost")  # it has expired, or the Backend has lost it
             if (self._report, self._text) == stored:
                 self._report = self._text = None
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything; it is tried again

@@ -298,7 +298,7 @@ class TaskService:
         return call.era.tasks.cancelled(after)
 
     async def _end_cancelled(self, id: str) -> TaskRecord | None:
-        """Cancel a task, unless it has ended, and stop its handler. Return its record; None if there is no such task."""
+        """Cancel a task, unless it has ended, and stop its handler. Return its record; None if there is none."""
         runner = ""  # worker that ran the handler when the task was cancelled
 
         def edit(record: TaskRecord) -> bool:
