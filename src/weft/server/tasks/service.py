@@ -52,6 +52,7 @@ log = logging.getLogger("weft.tasks")
 _seldom = Seldom(log)
 
 PAGE_SIZE = 100  # tasks on one page of `tasks/list`
+_MOST_CURSOR = 200  # characters of a cursor
 _PLAIN = PlainCall()
 
 
@@ -407,7 +408,7 @@ def _cursor(id: str) -> str:
 def _read_cursor(cursor: str) -> str:
     """Return the id in a cursor. Raises InvalidParams if the cursor is not from `tasks/list`."""
     try:
-        if len(cursor) > 200:
+        if len(cursor) > _MOST_CURSOR:
             raise ValueError("too long")
         kind, _, id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
         if kind != "tasks":
