@@ -43,7 +43,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counted(backend: MemoryBackend) -> int:
     """The requests that are counted as running now, of all clients at all workers."""
-    return sum(len(names) for key, names in backend.sets._sets.items() if "busy/" in key)
+    return sum(len(names.until) for key, names in backend.sets._sets.items() if "busy/" in key)
 
 
 def make_worker(backend: Any, **limits: Any) -> Server:
