@@ -111,6 +111,8 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     request_seconds: float = 60.0  # for one request; each progress message restarts this time
     total_seconds: float = 600.0  # for one request in total, with all progress messages
     ask_seconds: float = 600.0  # for the program's function to answer a question of the server
+    task_seconds: float = 86_400.0  # for a task in total, from the call to its result
+    task_lost_seconds: float = 120.0  # without any answer of the server that has a task, until waiting for it fails
     silence_seconds: float = 60.0  # without a message, until a stream that sends keep-alives counts as lost
     idle_seconds: float = 4.0  # how long an unused HTTP connection stays open; Node.js servers close it after 5 s
     close_seconds: float = 2.0  # to end a session; also for each step of ending a child process
@@ -130,6 +132,8 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     asks_per_minute: int = 600  # questions of the server; more are refused
     completions_per_second: int = 20  # completion requests to a server; further requests wait
     redirects: int = 3  # redirects, all on the same origin
+    task_streams: int = 16  # tasks whose changes the server sends on a stream at the same time; others are polled
+    tasks_served: int = 64  # questions of the server that it wants answered as tasks, until they expire
     resumptions: int = 5  # consecutive reconnections of a broken stream without a new event
     changes_kept: int = 1024  # changes that the program has not read yet; if there are more, the oldest are dropped
     cache_entries: int = 1024

@@ -22,7 +22,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,20 +32,24 @@ from urllib.parse import urlsplit
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
 from weft.client.client import joined_name
+from weft.client.results import PendingQuestions
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
     from weft.client.client import Arguments, CallOptions
+    from weft.client.connection.connection import ProgressCallback
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
+    from weft.client.requests.tasks import TaskHandle as AsyncTaskHandle
     from weft.client.results import Change, ToolResult
     from weft.types.base import Implementation
     from weft.types.features import Tool
     from weft.types.lifecycle import ServerCapabilities
+    from weft.types.tasks import TaskState
 
-__all__ = ["Client", "JoinedTool", "Listening", "join_tools"]
+__all__ = ["Client", "JoinedTool", "Listening", "TaskHandle", "join_tools"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -183,6 +187,7 @@ def _like(
 
 
 _call_tool: Callable[..., Any] = _blocking(AsyncClient.call_tool)
+_start_tool: Callable[..., AsyncTaskHandle] = _blocking(AsyncClient.start_tool)
 
 
 class Client:
@@ -316,7 +321,25 @@ class Client:
     @functools.wraps(AsyncClient.call_tool, assigned=())
     def call_tool(self, *args: Any, **kwargs: Any) -> Any:
         """Call a tool and return its result; see `weft.Client.call_tool`."""
-        return _call_tool(self, *args, **kwargs)
+        try:
+            return _call_tool(self, *args, **kwargs)
+        except PendingQuestions as asked:
+            if asked.task is not None:
+                asked.task = TaskHandle(asked.task, self._wait_for)
+            raise
+
+    @_like(AsyncClient.start_tool)
+    def start_tool(self, *args: Any, **kwargs: Any) -> TaskHandle:
+        """Call a tool, and return as soon as the server has answered with a task, or with the result.
+
+        See `weft.Client.start_tool`.
+        """
+        return TaskHandle(_start_tool(self, *args, **kwargs), self._wait_for)
+
+    @_like(AsyncClient.task)
+    def task(self, *args: Any, **kwargs: Any) -> TaskHandle:
+        """Return a handle for a task that was started before, perhaps by another process. Sends nothing."""
+        return TaskHandle(self._asynchronous.task(*args, **kwargs), self._wait_for)
 
     complete = _blocking(AsyncClient.complete)
     get_prompt = _blocking(AsyncClient.get_prompt)
@@ -380,7 +403,7 @@ class Listening:
         self._unless_closed(self._listening.close())
 
     async def _next(self) -> Change | None:
-        return await anext(self._listening, None)
+        return await _next_or_none(self._listening)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine and return its result. Return None if the coroutine fails because the client is closed."""
@@ -390,6 +413,83 @@ class Listening:
             if not self._is_closed():
                 raise
             return None
+
+
+@dataclass(eq=False, repr=False)
+class TaskHandle:
+    """A call of a tool, which the server may have answered with a task. See `weft.client.TaskHandle`."""
+
+    _handle: AsyncTaskHandle
+    _wait_for: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    @property
+    def id(self) -> str | None:
+        """The id of the task, to be stored; None if the server has answered with the result instead."""
+        return self._handle.id
+
+    @property
+    def immediate_response(self) -> str | None:
+        """A text that the model may be told while the task runs, if the server has sent one."""
+        return self._handle.immediate_response
+
+    def status(self) -> TaskState:
+        """Ask the server for the state of the task, once. Raises TaskEnded if the task does not exist any more."""
+        return cast("TaskState", self._wait_for(self._handle.status()))
+
+    def cancel(self) -> None:
+        """Cancel the task. Do nothing if it has ended."""
+        self._wait_for(self._handle.cancel())
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Answer questions of the task by their keys, if the client has `manual_input`."""
+        self._wait_for(self._handle.answer(answers))
+
+    @overload
+    def result(
+        self,
+        *,
+        result_type: None = None,
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> ToolResult: ...
+
+    @overload
+    def result(
+        self,
+        *,
+        result_type: type[R],
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> R: ...
+
+    def result(self, **options: Any) -> Any:
+        """Wait until the task has ended, answer its questions meanwhile, and return the result like `call_tool`."""
+        try:
+            return self._wait_for(self._handle.result(**options))
+        except PendingQuestions as asked:
+            asked.task = self
+            raise
+        except WeftError as error:
+            trim_traceback(error)
+            raise
+
+    def __iter__(self) -> Iterator[TaskState]:
+        """Yield each change of the state, and answer the questions of the task. The last state is final."""
+        states = aiter(self._handle)
+        try:
+            while (state := self._wait_for(_next_or_none(states))) is not None:
+                yield state
+        finally:
+            self._wait_for(states.aclose())
+
+
+async def _next_or_none(iterator: AsyncIterator[R]) -> R | None:
+    return await anext(iterator, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,22 +289,35 @@ async def test_a_host_of_apps_declares_what_it_shows(mode: Any) -> None:
         told = server.calls("initialize")[0]["params"]["capabilities"]
     else:
         told = server.calls("tools/call")[0]["params"]["_meta"][f"{META}clientCapabilities"]
-    assert told["extensions"] == {f"{META}ui": settings}
+    assert told["extensions"][f"{META}ui"] == settings
 
 
 @pytest.mark.spec("TASK-04")
-async def test_a_task_where_none_was_asked_for_is_no_answer() -> None:
+@pytest.mark.parametrize(
+    "request_it",
+    [
+        lambda client: client.read_resource("a://b"),
+        lambda client: client.get_prompt("p"),
+        lambda client: client.complete("a", "b", prompt="p"),
+        lambda client: client.request("com.example/do"),
+    ],
+)
+async def test_a_task_as_answer_to_anything_but_a_call_of_a_tool_is_no_answer(request_it: Any) -> None:
     task = {
         "resultType": "task",
         "taskId": "1",
         "status": "working",
-        "createdAt": "",
-        "lastUpdatedAt": "",
+        "createdAt": "2026-11-19T00:00:00Z",
+        "lastUpdatedAt": "2026-11-19T00:00:00Z",
         "ttlMs": None,
     }
-    async with Client(piped(lambda pipe, message: pipe.answer(message, task))) as client:
+
+    def answer(pipe: FakePipe, message: dict[str, Any]) -> None:
+        pipe.answer(message, DISCOVERED if message["method"] == "server/discover" else task)
+
+    async with Client(FakePipe(answer)) as client:
         with pytest.raises(InvalidAnswer):
-            await client.call_tool("t")
+            await request_it(client)
 
 
 @pytest.mark.spec("TASK-28")

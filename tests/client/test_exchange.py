@@ -75,7 +75,12 @@ async def test_every_request_introduces_itself() -> None:
         assert message["jsonrpc"] == "2.0"
         assert isinstance(message["id"], int)
         assert meta[f"{META}protocolVersion"] == "2026-07-28"
-        assert meta[f"{META}clientCapabilities"] == {"elicitation": {"form": {}}, "roots": {}, "sampling": {}}
+        assert meta[f"{META}clientCapabilities"] == {
+            "elicitation": {"form": {}},
+            "extensions": {f"{META}tasks": {}},
+            "roots": {},
+            "sampling": {},
+        }
         assert meta[f"{META}clientInfo"]["name"] == "weft"
 
 

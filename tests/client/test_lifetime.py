@@ -17,7 +17,7 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized
 from weft import Client, ClientLimits, ConnectionFailed
-from weft.client.client import ConnectLock
+from weft.client.connection.connect_lock import ConnectLock
 from weft.client.connection.connection import ClientConnection
 from weft.client.connection.transport import MemoryTransport
 from weft.client.handlers import ServerRequestHandlers

@@ -79,9 +79,9 @@ async def test_a_client_answers_with_codes_that_are_its_own_to_use() -> None:
 
 @pytest.mark.spec("JRPC-10")
 async def test_a_kind_of_result_that_belongs_to_an_extension_nobody_declared_is_none() -> None:
-    server = serve(lambda pipe, message: pipe.answer(message, {"resultType": "task", "taskId": "1", "content": []}))
+    server = serve(lambda pipe, message: pipe.answer(message, {"resultType": "poem", "poemId": "1", "content": []}))
     async with Client(server) as client:
-        with pytest.raises(Exception, match="unknown resultType 'task'"):
+        with pytest.raises(Exception, match="unknown resultType 'poem'"):
             await client.call_tool("t")
 
 
@@ -217,7 +217,7 @@ async def test_an_extension_is_declared_with_every_request_and_its_absence_does_
         assert (await client.call_tool("t")).text == "done"
     for exchange in seen:
         declared = exchange.message["params"]["_meta"][f"{META}clientCapabilities"]
-        assert declared["extensions"] == {"com.example/badge": {}}
+        assert declared["extensions"] == {"com.example/badge": {}, f"{META}tasks": {}}
 
 
 # --- the session era

@@ -265,7 +265,8 @@ async def test_a_plain_client_uses_nothing_that_is_going_away(is_session: bool) 
         metas = [message["params"]["_meta"] for message in server.heard]
         assert not [meta for meta in metas if f"{META}logLevel" in meta]
         declared = [meta[f"{META}clientCapabilities"] for meta in metas]
-    assert all(set(one) == {"elicitation"} for one in declared)  # neither roots nor sampling
+    tasks = "tasks" if is_session else "extensions"
+    assert all(set(one) == {"elicitation", tasks} for one in declared)  # neither roots nor sampling
     assert server.calls("logging/setLevel") == []
 
 

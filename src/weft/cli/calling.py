@@ -1,4 +1,4 @@
-"""Run the commands that talk to a server: `weft call`, `list`, `read` and `prompt`.
+"""Run the commands that talk to a server: `weft call`, `task`, `list`, `read` and `prompt`.
 
 The server is given by a URL, a command or a configuration file. `weft.Client` sends the requests. A configuration file
 can name any program and any environment variable. So a command from a file is shown in full, and started only after the
@@ -14,6 +14,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,19 @@ from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
-from weft.client.results import PendingQuestions
+from weft.client.requests.tasks import TaskHandle
+from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
+from weft.types.lifecycle import ProgressParams
 
-_SUBCOMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand of `weft` by method; default: call
+_TIMEOUT = 60.0  # seconds for a request, if --timeout is not given
+_SUBCOMMANDS = {
+    "prompts/get": "prompt",
+    "resources/read": "read",
+    "tasks/get": "task",
+}  # subcommand of `weft` by method; default: call
 
 _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # capability: argument of `Client`
 
@@ -45,25 +53,27 @@ class CallFailed(errors.WeftError):
 class RemoteServer:
     """A server to which the `weft` command sends requests. It is given by a URL, a command or a configuration entry.
 
-    `run`, `request`, `call_tool` and `get_prompt` each open a new connection and close it. The constructor raises
-    UsageError if the server or an option is invalid.
+    `run`, `request`, `call_tool`, `follow` and `get_prompt` each open a new connection and close it. `timeout` is how
+    long a request may take (default: 60 seconds), and how long a task may take without a message (default: no limit).
+    The constructor raises UsageError if the server or an option is invalid.
     """
 
     def __init__(
         self,
         server: str | Target,
-        timeout: float,
+        timeout: float | None,
         *,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._server = server
         self.where = server if isinstance(server, str) else server.where  # the server's name in messages
-        self._timeout = timeout
+        self._timeout = _TIMEOUT if timeout is None else timeout
+        self._patience = timeout  # for tasks
         self._token = token
         self._headers = headers or {}
         self._asking = "the first request"  # name of the current request, for error messages
-        self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
+        self._limits = ClientLimits(request_seconds=self._timeout, total_seconds=self._timeout)
         self._client()  # raises UsageError before anything is sent
 
     def _client(self) -> Client:
@@ -81,9 +91,46 @@ class RemoteServer:
             manual_input=True,
         )
 
-    def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool and return its result."""
-        return self.run("tools/call", lambda client: client.call_tool(tool, arguments))
+    def call_tool(self, tool: str, arguments: dict[str, Any], *, in_background: bool = False) -> dict[str, Any] | str:
+        """Call a tool and return its result. If the call becomes a task, wait for it, and show its messages.
+
+        With `in_background`, return the id of the task instead of waiting for it.
+        """
+
+        async def call(client: Client) -> Any:
+            async with asyncio.timeout(self._timeout):
+                handle = await client.start_tool(tool, arguments)
+            if in_background and handle.id is not None:
+                return handle.id
+            try:
+                return await self._follow(handle)
+            except (PendingQuestions, asyncio.CancelledError):  # nobody can answer it, or the user pressed Ctrl-C
+                with suppress(errors.WeftError, TimeoutError):
+                    async with asyncio.timeout(self._limits.close_seconds):
+                        await handle.cancel()
+                raise
+
+        return self.run("tools/call", call, can_take_long=True)
+
+    def follow(self, id: str) -> dict[str, Any] | str:
+        """Wait for a task, show its messages, and return its result."""
+        return self.run("tasks/get", lambda client: self._follow(client.task(id)), can_take_long=True)
+
+    def task_status(self, id: str) -> dict[str, Any]:
+        """Return the present state of a task."""
+
+        async def read(client: Client) -> dict[str, Any]:
+            state = await client.task(id).status()
+            return {"status": state.status, "message": state.message or ""}
+
+        return self.run("tasks/get", read)
+
+    def cancel(self, id: str) -> None:
+        """Cancel a task."""
+        self.run("tasks/cancel", lambda client: client.task(id).cancel())
+
+    async def _follow(self, handle: TaskHandle) -> ToolResult:
+        return await handle.result(progress=_show_progress, timeout=self._patience)
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Get a prompt and return the result with its messages."""
@@ -112,26 +159,28 @@ class RemoteServer:
             params = {"cursor": result["nextCursor"]}
         return items
 
-    def run(self, asking: str, work: Callable[[Client], Awaitable[Any]]) -> dict[str, Any]:
+    def run(self, asking: str, work: Callable[[Client], Awaitable[Any]], *, can_take_long: bool = False) -> Any:
         """Connect to the server, run `work`, close the connection, and return the result of `work` as JSON types.
 
         `asking` is the name of the request in error messages. Errors of the client are raised as CallFailed. Only
-        UsageError is raised unchanged.
+        UsageError is raised unchanged. With `can_take_long`, the timeout is only for the connection.
         """
         try:
-            result: dict[str, Any] = msgspec.to_builtins(asyncio.run(self._within(asking, work)))
+            result = msgspec.to_builtins(asyncio.run(self._within(asking, work, can_take_long=can_take_long)))
         except errors.UsageError:
             raise
         except (errors.WeftError, TimeoutError) as error:
             raise self.failure(error) from None
         return result
 
-    async def _within(self, asking: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
+    async def _within(self, asking: str, work: Callable[[Client], Awaitable[Any]], *, can_take_long: bool) -> Any:
         client = self._client()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as limit:
                 await client.connect()
                 self._asking = asking
+                if can_take_long:
+                    limit.reschedule(None)
                 return await work(client)
         finally:
             await client.close()
@@ -196,7 +245,13 @@ def _unanswered(asking: str, data: Any = None) -> str:
 
 
 def _show_notification(method: str, params: Any) -> None:
-    show_line(f"{method}: {_json(params)}", sys.stderr)
+    if not method.startswith(("notifications/tasks", "notifications/subscriptions/")):  # shown as progress
+        show_line(f"{method}: {_json(params)}", sys.stderr)
+
+
+def _show_progress(update: ProgressParams) -> None:
+    numbers = f"{update.progress:g}" if update.total is None else f"{update.progress:g}/{update.total:g}"
+    show_line(update.message or numbers, sys.stderr)
 
 
 def _show_stderr(line: str) -> None:
@@ -276,8 +331,32 @@ NESTING = 4  # how many levels of a nested type are printed
 
 
 def call(peer: RemoteServer, parsed: Namespace) -> int:
-    """Call a tool and print its result. Return the exit code: 1 if the result is an error, otherwise 0."""
-    result = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments))
+    """Call a tool and print its result, or with --background the id of its task.
+
+    Returns the exit code: 1 if the result is an error, otherwise 0.
+    """
+    outcome = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments), in_background=parsed.background)
+    if isinstance(outcome, str):
+        show_line(outcome)
+        return 0
+    if parsed.background:
+        show_line("The server has answered without a task.", sys.stderr)
+    return _show_result(outcome)
+
+
+def task(peer: RemoteServer, parsed: Namespace) -> int:
+    """Wait for a task and print its result; or print its state, or cancel it. Return 1 if the result is an error."""
+    if parsed.cancel:
+        peer.cancel(parsed.id)
+        return 0
+    if parsed.status:
+        state = peer.task_status(parsed.id)
+        show_line(f"{state['status']}: {state['message']}" if state["message"] else state["status"])
+        return 0
+    return _show_result(peer.follow(parsed.id))
+
+
+def _show_result(result: Any) -> int:
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
@@ -351,7 +430,7 @@ def _show_list(title: str, items: list[Any] | CallFailed, describe: Callable[[Ma
             show_line(f"    {arguments}")
 
 
-COMMANDS = {"call": call, "list": list_all, "read": read, "prompt": prompt}
+COMMANDS = {"call": call, "task": task, "list": list_all, "read": read, "prompt": prompt}
 
 
 def _bytes(peer: RemoteServer, blob: Any) -> bytes:

@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "serve a server on stdio, or over HTTP", _add_run, _run),
         ("entry", "print the configuration of a server for Claude, VS Code or Cursor", _add_entry, _entry),
         ("call", "call a tool of a running server", _add_call, _request),
+        ("task", "wait for a task that a call has started, and print its result", _add_task, _request),
         ("list", "list what a running server offers", _add_server, _request),
         ("read", "read a resource of a running server", _add_read, _request),
         ("prompt", "get a prompt of a running server", _add_prompt, _request),
@@ -191,6 +192,15 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("tool", metavar="TOOL")
     parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"a": 1}'""")
+    parser.add_argument("--background", action="store_true", help="print the id of the task, for `weft task`")
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    parser.add_argument("id", metavar="ID", help="of the task, as `weft call --background` prints it")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--status", action="store_true", help="print the present state, and do not wait")
+    group.add_argument("--cancel", action="store_true", help="cancel the task")
 
 
 def _add_read(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +221,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="start the command, or send variables, without asking")
     parser.add_argument("--token", help="a bearer token for the server; safer in the variable WEFT_TOKEN")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header; repeatable")
-    parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait (60)")
+    timeout = "how long to wait for an answer (60), or for the next message of a task (no limit)"
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=timeout)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -255,7 +266,7 @@ def _named(parsed: argparse.Namespace) -> LoadTarget:
 
 
 def _request(parsed: argparse.Namespace) -> int:
-    """Run `weft call`, `list`, `read` or `prompt`."""
+    """Run `weft call`, `task`, `list`, `read` or `prompt`."""
     from weft.cli import calling
 
     try:

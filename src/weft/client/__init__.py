@@ -1,4 +1,4 @@
-"""Public names of the client besides `weft.Client`: changes, questions, configurations, joined tools and caches."""
+"""Public names of the client besides `weft.Client`: changes, questions, configurations, tasks, joined tools, caches."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from weft.client.handlers import CommandQuestion, ToolCall, command_question
     from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
     from weft.client.requests.cache import CacheStore, MemoryCacheStore, ResponseCache
+    from weft.client.requests.tasks import TaskHandle
     from weft.client.results import (
         CallDeclined,
         Change,
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
         StreamReopened,
         ToolsChanged,
     )
+    from weft.types.tasks import TaskState
 
 __all__ = [
     "CacheStore", "CallDeclined", "Change", "CommandQuestion", "FormQuestion", "JoinedTool", "MemoryCacheStore",
     "PendingQuestions", "PipeTransport", "PromptsChanged", "ResourceUpdated", "ResourcesChanged", "ResponseCache",
-    "SampleQuestion", "StreamReopened", "ToolCall", "ToolsChanged", "Transport", "UrlQuestion", "command_question",
-    "join_tools", "preferred_model", "read_config",
+    "SampleQuestion", "StreamReopened", "TaskHandle", "TaskState", "ToolCall", "ToolsChanged", "Transport",
+    "UrlQuestion", "command_question", "join_tools", "preferred_model", "read_config",
 ]  # fmt: skip
 
 __getattr__ = lazily(
@@ -40,10 +42,12 @@ __getattr__ = lazily(
         "weft.client.handlers": ("CommandQuestion", "ToolCall", "command_question"),
         "weft.client.questions": ("FormQuestion", "SampleQuestion", "UrlQuestion", "preferred_model"),
         "weft.client.requests.cache": ("CacheStore", "MemoryCacheStore", "ResponseCache"),
+        "weft.client.requests.tasks": ("TaskHandle",),
         "weft.client.results": (
             "CallDeclined", "Change", "PendingQuestions", "PromptsChanged", "ResourceUpdated", "ResourcesChanged",
             "StreamReopened", "ToolsChanged",
         ),
+        "weft.types.tasks": ("TaskState",),
     },
 )  # fmt: skip
 

@@ -3,10 +3,6 @@
 `Client` has the public methods, and opens and closes the connection. Other modules do the work. `Client` does not
 depend on the era or on the transport.
 
-`ConnectLock` lets only one task at a time connect, reconnect or negotiate again. A call of `close` interrupts that
-task. The interrupted task, and all tasks that wait for the lock, get a ConnectionFailed. The interrupted task ends the
-connection itself, so that nothing stays open if the closing task is cancelled.
-
 The name of a joined tool begins with the name that the program gave to the server, not with the name that the server
 gives itself. So no server can give a tool the name of another server's tool.
 """
@@ -16,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
@@ -35,6 +32,7 @@ from weft.client.argument_checks import (
     trim_traceback,
 )
 from weft.client.callbacks import queue_for
+from weft.client.connection.connect_lock import ConnectLock, closed
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
@@ -47,6 +45,7 @@ from weft.client.handlers import (
     ServerRequestHandlers,
     UrlFunction,
 )
+from weft.client.question_tasks import QuestionTasks, task_capability
 from weft.client.questions import RootLike
 from weft.client.requests.cache import (
     MemoryCacheStore,
@@ -58,10 +57,11 @@ from weft.client.requests.cache import (
 )
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
 from weft.client.requests.subscriptions import Listening, Subscriptions, filter_for
-from weft.client.results import ToolCallFailed, ToolResult, read_value
+from weft.client.requests.tasks import TaskHandle, Tasks, must_cancel, read_result
+from weft.client.results import ToolResult
 from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
-from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
+from weft.errors import HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
@@ -79,86 +79,12 @@ from weft.types.features import (
     Tool,
 )
 from weft.types.lifecycle import ServerCapabilities
+from weft.types.tasks import TASKS_EXTENSION, TaskState
 
 if TYPE_CHECKING:
     from weft.client.connection.transport import Auth, Transport
 
 T = TypeVar("T")
-
-
-def closed() -> ConnectionFailed:
-    """Return the error for an operation that was interrupted because the client was closed."""
-    return ConnectionFailed("The client was closed meanwhile.")
-
-
-class ConnectLock:
-    """A lock for connecting, reconnecting and negotiating again. `close` interrupts the task that holds the lock."""
-
-    def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
-        self._end = end  # ends the connection, if there is one
-        self._is_ending = False  # True while `_end` runs
-        self._turn = asyncio.Lock()
-        self._changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
-        self.closings = 0  # how often `close` was called; tells a task whether a close came meanwhile
-
-    @asynccontextmanager
-    async def change(self) -> AsyncGenerator[None]:
-        """Hold the lock during an `async with` block.
-
-        `close` interrupts the block by cancelling its task; the block then raises ConnectionFailed. If other code
-        cancels the task, the block raises CancelledError as usual.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        closings, cancelling = self.closings, task.cancelling()  # cancellations that other code had requested before
-        async with self._turn:
-            if self.closings != closings:
-                raise closed()
-            self._changing = task
-            try:
-                yield
-            except BaseException as error:
-                was_closed = await self._has_closed(task, closings)
-                is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= cancelling
-                if was_closed and (is_ours or isinstance(error, WeftError)):
-                    raise closed() from None
-                raise
-            if await self._has_closed(task, closings):
-                raise closed()
-
-    async def _has_closed(self, task: asyncio.Task[Any], closings: int) -> bool:
-        """Return whether `close` was called since `self.closings` had the value `closings`.
-
-        If `close` was called, also end the connection. `task` is the task that holds the lock.
-        """
-        if self._changing is None:
-            task.uncancel()  # because `close` has cancelled this task
-        self._changing = None
-        if self.closings == closings:
-            return False
-        await self.end()
-        return True
-
-    async def close(self) -> None:
-        """Cancel the task that holds the lock, and end the connection."""
-        self.closings += 1
-        here, changing = asyncio.current_task(), self._changing
-        assert here is not None
-        if self._is_ending and here.cancelling():
-            return  # the task that ends the connection waits for this one
-        if changing is not None:
-            self._changing = None
-            changing.cancel()  # can be the current task, if a function called while connecting closes the client
-        async with self._turn:
-            await self.end()
-
-    async def end(self) -> None:
-        """End the connection. The caller must hold the lock."""
-        self._is_ending = True
-        try:
-            await self._end()
-        finally:
-            self._is_ending = False
 
 
 Arguments: TypeAlias = Mapping[str, Any] | None
@@ -250,7 +176,9 @@ class Client:
         declared = read_extensions(extensions)
         if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
-        self._handlers.capabilities.extensions = declared or None
+        declared.setdefault(TASKS_EXTENSION, {})
+        self._handlers.capabilities.extensions = declared
+        self._handlers.capabilities.tasks = task_capability(self._handlers.capabilities)
         self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
         store = MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes)
@@ -290,8 +218,9 @@ class Client:
                 return
             await self._life.end()  # finish an interrupted close
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection needs a new transport
+            self._questions = QuestionTasks(self._handlers, self._limits, lambda: link.era)
             link = self._opened = ClientConnection(
-                dialled.transport, self._eras[0], self._handlers, self._info, self._limits
+                dialled.transport, self._eras[0], self._questions, self._info, self._limits
             )
             self._put_together(link, dialled)
             try:
@@ -321,6 +250,9 @@ class Client:
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
+        self._tasks = Tasks(
+            link, self._exchange, self._subscriptions, self._limits, self._check_result, self._is_manual
+        )
         link.on_stream_reopened = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
         link.on_over = partial(self._renew, link)
@@ -377,6 +309,8 @@ class Client:
             await link.close()
             self._opened = None  # not reached when the closing task is cancelled; the next close then does the rest
         finally:
+            self._tasks.close()
+            await self._questions.close()
             await self._handlers.close()
             if self._on_notification is not None:
                 await self._on_notification.stop()
@@ -479,35 +413,128 @@ class Client:
         With `raise_on_error` or `result_type`, `ToolCallFailed` is raised if the tool fails. With `result_type`, the
         result is converted to this type. Raises InvalidAnswer if that is not possible.
 
+        If the server answers with a task, the client follows the task until its end: `progress` is called with each new
+        status message, and the questions of the task are answered like all others. If the call is cancelled, or takes
+        longer than `timeout`, the task is cancelled. Raises TaskEnded if it was cancelled otherwise, or has expired.
+
         If the client has `manual_input` and the server asks questions, `PendingQuestions` is raised. Then repeat the
-        call with your `answers` and with the `state` of that exception.
+        call with your `answers` and with the `state` of that exception; or answer the questions of its `task`.
         """
-        self._connected()
-        given = arguments or {}
+        began = time.monotonic()
+        result = await self._call(name, arguments, with_rounds({}, meta, answers, state), timeout, progress)
+        if isinstance(result, TaskHandle):
+            if timeout is not None and progress is None:
+                timeout = max(timeout - (time.monotonic() - began), 0.001)
+            result = await self._follow(result, timeout, progress)
+        await self._check_result(name, result)
+        return read_result(name, result, result_type, raise_on_error=raise_on_error)
+
+    @explain_arguments
+    async def start_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> TaskHandle:
+        """Call a tool, and return as soon as the server has answered with a task, or with the result.
+
+        `timeout` and `progress` are for the time until then. `ttl` is for how many seconds the server should keep the
+        task; only servers of the session era can be asked for that. All other parameters are those of `call_tool`.
+        """
+        started = await self._call(name, arguments, with_rounds({}, meta, answers, state), timeout, progress, ttl)
+        return started if isinstance(started, TaskHandle) else TaskHandle(self._live_tasks, name, None, result=started)
+
+    def task(self, id: str, *, tool: str = "") -> TaskHandle:
+        """Return a handle for a task that was started before, perhaps by another process. Sends nothing.
+
+        If you give the name of the `tool`, the result is checked against the output schema of the tool.
+        """
+        if not isinstance(id, str) or not id:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise UsageError("client.task(id) takes the id of a task: `handle.id`, which is None if there is no task.")
+        return TaskHandle(self._live_tasks, tool, id)
+
+    async def _call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        more: Mapping[str, Any],
+        timeout: float | None,
+        progress: ProgressCallback | None,
+        ttl: float | None = None,
+    ) -> ToolResult | TaskHandle:
+        """Call a tool, and return its result, or a handle of the task that the call has become.
+
+        `more` are further params. If the client did not know all headers that the call needs, it is sent a second time.
+        """
+        link, given = self._connected(), arguments or {}
         if self._handlers.confirm is not None:
             given = await self._handlers.agreed(self._handlers.confirm, name, given)
-        params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
+        params: Mapping[str, Any] = {"name": name, "arguments": given, **more}
+        token = None
+        if link.era.tasks.must_ask(self._facts().capabilities):
+            if not self._toolbox.knows(name) and not self._toolbox.is_complete:
+                await self.list_tools()
+            params = link.era.tasks.ask(params, self._toolbox.task_support(name), ttl)
+            token = link.new_progress_token()
         try:
-            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
-            result = await self._exchange.request("tools/call", params, ToolResult, options)
-        except RemoteError as error:
-            if error.code != HeaderMismatch.code:
+            options = self._options(name, given, timeout, progress, token)
+            outcome = await self._exchange.call(params, options)
+        except WeftError as error:
+            if not isinstance(error, RemoteError) or error.code != HeaderMismatch.code:
+                trim_traceback(error)
                 raise
             if self._exchange.cache is not None:  # the client has a wrong or no description of the tool's headers
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
-            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
-            result = await self._exchange.request("tools/call", params, ToolResult, options)
-        if self._check_output:
-            is_unknown = not self._toolbox.knows(name) and not self._toolbox.is_complete
-            if is_unknown and result.structured_content is not UNSET:  # the check needs the output schema of the tool
-                self._toolbox.is_complete = True  # so that this is tried only once until the list changes
-                with suppress(WeftError):  # the call itself has succeeded
-                    await self.list_tools()
-            self._toolbox.check(name, result)
-        if result.is_error and (raise_on_error or result_type is not None):
-            raise ToolCallFailed(name, result)
-        return result if result_type is None else read_value(name, result, result_type)
+            outcome = await self._exchange.call(params, self._options(name, given, timeout, progress, token))
+        if isinstance(outcome, TaskState):
+            return TaskHandle(self._live_tasks, name, outcome.id, state=outcome, token=token)
+        return outcome
+
+    def _options(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        timeout: float | None,
+        progress: ProgressCallback | None,
+        token: str | None,
+    ) -> Options:
+        headers = self._toolbox.headers(name, arguments)
+        return Options(timeout, progress, headers, self._is_manual, progress_token=token)
+
+    async def _follow(self, handle: TaskHandle, timeout: float | None, progress: ProgressCallback | None) -> ToolResult:
+        """Wait for the result of a task. If nobody waits for it any more, cancel the task."""
+        link = self._connected()
+        try:
+            return await handle.follow(timeout, progress)
+        except BaseException as error:
+            if must_cancel(error) and not link.is_closed:
+                cancelling = link.spawn(handle.cancel())
+                await asyncio.wait([cancelling], timeout=self._limits.close_seconds)
+            trim_traceback(error)
+            raise
+
+    def _live_tasks(self) -> Tasks:
+        self._connected()
+        self._tasks.check_exist()
+        return self._tasks
+
+    async def _check_result(self, name: str, result: ToolResult) -> None:
+        """Raise InvalidAnswer if a result does not match the output schema of its tool. `name` is "" if unknown."""
+        if not self._check_output or not name:
+            return
+        is_unknown = not self._toolbox.knows(name) and not self._toolbox.is_complete
+        if is_unknown and result.structured_content is not UNSET:  # the check needs the output schema of the tool
+            self._toolbox.is_complete = True  # so that this is tried only once until the list changes
+            with suppress(WeftError):  # the call itself has succeeded
+                await self.list_tools()
+        self._toolbox.check(name, result)
 
     # --- resources
 
@@ -692,6 +719,7 @@ class Client:
         if link is not None and cache is not None and cache.receive(method, params):
             link.spawn(cache.drop_stale())
         self._subscriptions.receive(method, params, origin)
+        self._tasks.receive(method, params)
         if self._on_notification is not None:
             self._on_notification.call(method, msgspec.json.decode(params), size=len(params))
 

@@ -137,15 +137,17 @@ def read_value(name: str, result: ToolResult, type: type[T]) -> T:
 class PendingQuestions(WeftError):
     """The error for a call in which the server asks questions, if the client has `manual_input`.
 
-    Repeat the call with the `state` of this exception, and with `answers`: a dict with the same keys as `requests`.
+    Repeat the call with the `state` of this exception, and with `answers`: a dict with the same keys as `requests`. But
+    if the call has become a task, `task` is its handle: give the answers to `task.answer`, then await `task.result`.
     """
 
-    def __init__(self, result: InputRequiredResult) -> None:
+    def __init__(self, result: InputRequiredResult, task: Any = None) -> None:
         requests = result.input_requests or {}
         named = ", ".join(f"{key!r} ({request.method})" for key, request in list(requests.items())[:10])
         super().__init__(f"The server needs answers first: {named or 'none; call again with `state`'}.")
         self.requests: dict[str, InputRequest] = requests  # the questions, by key
         self.state = result.request_state  # to be sent back unchanged
+        self.task = task  # the `TaskHandle` of the call, if it has become a task; else None
 
 
 class ToolsChanged(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
 
 if TYPE_CHECKING:
+    from weft.eras.client_tasks import ClientTasks
     from weft.eras.tasks import TaskMessages
 
 EraName: TypeAlias = Literal["stateless", "session"]
@@ -210,6 +211,7 @@ class ClientEra(Protocol):
     mirrors_params: bool  # True if HTTP headers repeat the tool arguments that are annotated with `x-mcp-header`
     keeps_stream: bool  # True if the server has a stream for messages that belong to no request
     greets_again: bool  # True if the client may send the first request again at any time, and gets a new answer
+    tasks: ClientTasks  # how this era speaks of tasks
 
     def pinned(self, version: str) -> ClientEra | None:
         """Return an era object that has only this version; None if this era does not have the version."""

@@ -21,6 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from weft.eras.base import NO_PARAMS, ListenPlan, RefusalVerdict, ServerHello
+from weft.eras.client_tasks import STATELESS_CLIENT_TASKS, ClientTasks, SessionClientTasks
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import encode_value
 from weft.protocol.revisions import (
@@ -42,6 +43,7 @@ from weft.types.lifecycle import (
     RootsCapability,
     ServerCapabilities,
 )
+from weft.types.tasks import TASKS_EXTENSION
 
 _STATELESS_VERSIONS = (STATELESS_2026_07_28.version,)
 
@@ -88,10 +90,12 @@ class StatelessClient:
     mirrors_params = True
     keeps_stream = False
     greets_again = True
+    tasks: ClientTasks = STATELESS_CLIENT_TASKS
 
     def __init__(self, versions: Sequence[str] = _STATELESS_VERSIONS) -> None:
         self.versions = versions
         self.version = versions[0]
+        self._declared: tuple[ClientCapabilities, ClientCapabilities] | None = None  # as given, and as they are sent
 
     def pinned(self, version: str) -> StatelessClient | None:
         """Return an era object that has only this version; None if this era does not have the version."""
@@ -154,12 +158,12 @@ class StatelessClient:
         log_level: LogLevel | None = None,
     ) -> dict[str, Any]:
         """Return the params with the version, the client's name and its capabilities in `_meta`."""
-        if capabilities.roots is not None and capabilities.roots.list_changed is not None:
-            capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # not in this era
+        if self._declared is None or self._declared[0] is not capabilities:
+            self._declared = capabilities, _without_session_parts(capabilities)
         meta: dict[str, Any] = {
             PROTOCOL_VERSION_KEY: self.version,
             CLIENT_INFO_KEY: info,
-            CLIENT_CAPABILITIES_KEY: capabilities,
+            CLIENT_CAPABILITIES_KEY: self._declared[1],
         }
         if log_level is not None:
             meta[LOG_LEVEL_KEY] = log_level
@@ -188,6 +192,12 @@ class StatelessClient:
     def listen(self, changes: SubscriptionFilter) -> ListenPlan:
         """Return a plan with one request that stays open: `subscriptions/listen`."""
         return ListenPlan(stream=("subscriptions/listen", {"notifications": changes}))
+
+
+def _without_session_parts(capabilities: ClientCapabilities) -> ClientCapabilities:
+    """Return the capabilities without those that only the session era has."""
+    roots = None if capabilities.roots is None else RootsCapability()
+    return msgspec.structs.replace(capabilities, roots=roots, tasks=None)
 
 
 class _Named(msgspec.Struct, rename="camel"):
@@ -232,6 +242,7 @@ class SessionClient:
     ) -> None:
         self.versions = versions
         self.version = versions[0]
+        self.tasks: ClientTasks = SessionClientTasks(exist=self.version == SESSION_2025_11_25.version)
         self._session = session
         self._headers: dict[str, str] = {}
         if is_agreed and self.version in _WITH_HEADER:  # the handshake itself has no such header
@@ -245,7 +256,11 @@ class SessionClient:
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
         """Return the method and params of the `initialize` request."""
-        return "initialize", {"protocolVersion": self.version, "capabilities": capabilities, "clientInfo": info}
+        extensions = {id: settings for id, settings in (capabilities.extensions or {}).items() if id != TASKS_EXTENSION}
+        declared = msgspec.structs.replace(
+            capabilities, extensions=extensions or None, tasks=capabilities.tasks if self.tasks.exist else None
+        )
+        return "initialize", {"protocolVersion": self.version, "capabilities": declared, "clientInfo": info}
 
     def read_welcome(self, result: bytes) -> ServerHello:
         """Decode the result of `initialize`. Raises InvalidAnswer if the result is malformed."""

@@ -224,13 +224,7 @@ class SessionTasks:
     def wanted_ttl(self, envelope: Envelope) -> float | None:
         """Return `ttl` of the param `task`. Raises InvalidParams if the param is malformed."""
         wanted = cast("CallToolParams", envelope.params).task
-        try:
-            ttl = msgspec.json.decode(wanted, type=_Wanted).ttl if isinstance(wanted, msgspec.Raw) else None
-        except msgspec.DecodeError:
-            ttl = -1.0
-        if ttl is not None and not ttl > 0:
-            raise InvalidParams("Invalid params: `task` is an object, and its `ttl` a number of milliseconds above 0.")
-        return None if ttl is None else ttl / 1000
+        return None if wanted is UNSET else read_ttl(wanted)
 
     def require(self, envelope: Envelope) -> None:
         """Raise MethodNotFound if the revision has no tasks. The extension means nothing in this era."""
@@ -265,6 +259,20 @@ class SessionTasks:
     def notification(self, state: TaskState, meta: Meta | None = None) -> tuple[str, NotificationParams]:
         """Return `notifications/tasks/status`."""
         return "notifications/tasks/status", SessionTaskParams(meta=meta, **_session_fields(state))
+
+
+def read_ttl(task: msgspec.Raw) -> float | None:
+    """Return the time to live in seconds that the param `task` asks for; None if it does not say.
+
+    Raises InvalidParams if the param is malformed.
+    """
+    try:
+        ttl = msgspec.json.decode(task, type=_Wanted).ttl
+    except msgspec.DecodeError:
+        ttl = -1.0
+    if ttl is not None and not ttl > 0:
+        raise InvalidParams("Invalid params: `task` is an object, and its `ttl` a number of milliseconds above 0.")
+    return None if ttl is None else ttl / 1000
 
 
 def _declares(envelope: Envelope) -> bool:

@@ -27,6 +27,7 @@ IMMEDIATE_RESPONSE_KEY = "io.modelcontextprotocol/model-immediate-response"
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
 TaskSupport = Literal["required", "optional", "forbidden"]
 NOTHING = msgspec.Raw(b"null")
+SHOWN_OF_TASK_ID = 6  # first characters of a task id that logs may contain
 FINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})  # statuses that never change
 
 

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from weft.jsonrpc import Frame, encode_error, encode_notification, encode_reques
 from weft.limits import ClientLimits
 from weft.net.logs import Seldom, call_line, masked_name
 from weft.protocol.names import printable
-from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.base import Implementation, LogLevel, ProgressToken, RequestId
 from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressParams
 
 log = logging.getLogger("weft.client")
@@ -53,10 +54,13 @@ ProgressCallback = Callable[[ProgressParams], Any]
 class RequestHandlers(Protocol):
     """The client's handlers for requests that the server sends, such as elicitation."""
 
-    capabilities: ClientCapabilities  # the capabilities that the client declares
+    @property
+    def capabilities(self) -> ClientCapabilities:
+        """The capabilities that the client declares."""
+        ...
 
     async def answer(self, method: str, params: Any = None) -> Any:
-        """Return the result for one request of the server. Raises ProtocolError to reject the request."""
+        """Return the result for one request of the server, within some time. Raises ProtocolError if there is none."""
         ...
 
 
@@ -96,14 +100,17 @@ class ClientConnection:
         self._handlers = handlers
         self._ids = itertools.count(1)
         self._clocks = Clocks()  # deadlines of the requests in flight
+        self._tokens: dict[ProgressToken, RequestId] = {}  # requests in flight whose progress token is not their id
+        # By progress token: called with progress that the server sends after the answer to the request, for a task.
+        self.task_progress: dict[ProgressToken, Callable[[ProgressParams], None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()  # background tasks
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # answer the server's requests, by request id
         self._asks_bytes = 0  # total size of the params of the server's requests that are being answered
-        self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._stream: asyncio.Task[None] | None = None  # keeps the standalone stream open
         self._silence: ConnectionFailed | None = None  # error after which the standalone stream is not retried
         self._has_stream = True  # False if the server has no standalone stream
-        self._is_closed = False
+        self.answered = 0.0  # monotonic time at which a request of the server was answered last
+        self.is_closed = False
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     @property
@@ -115,7 +122,7 @@ class ClientConnection:
 
     async def open(self) -> None:
         """Open the transport."""
-        self._check_open()
+        self.check_open()
         transport: Any = self.transport
         if hasattr(transport, "hold"):  # pauses all deadlines while the user logs in
             transport.hold = lambda: self._held(None)
@@ -123,12 +130,12 @@ class ClientConnection:
 
     async def reopen(self) -> None:
         """Reconnect the transport."""
-        self._check_open()
+        self.check_open()
         await self.transport.reopen()
 
     async def change(self, transport: Transport) -> None:
         """Close the current transport, and open `transport` instead."""
-        self._check_open()
+        self.check_open()
         await self.transport.close()
         self.transport = transport
         await self.open()
@@ -138,8 +145,8 @@ class ClientConnection:
 
         If `close` is cancelled, it can be called again to finish closing.
         """
-        farewell = None if self._is_closed else self.era.farewell()
-        self._is_closed = True
+        farewell = None if self.is_closed else self.era.farewell()
+        self.is_closed = True
         if self._stream is not None:
             self._stream.cancel()
         try:
@@ -160,8 +167,9 @@ class ClientConnection:
         """Raise UsageError if the running event loop is not the event loop that created the connection."""
         self._clocks.check_loop()
 
-    def _check_open(self) -> None:
-        if self._is_closed:
+    def check_open(self) -> None:
+        """Raise ConnectionFailed if the connection was closed."""
+        if self.is_closed:
             raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -198,6 +206,10 @@ class ClientConnection:
         """Return a new request id, which no earlier request of this connection has used."""
         return next(self._ids)
 
+    def new_progress_token(self) -> str:
+        """Return a new progress token, for progress that the server may send after the answer to its request."""
+        return f"task-{next(self._ids)}"
+
     def roundtrip(
         self,
         method: str,
@@ -205,19 +217,23 @@ class ClientConnection:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         seconds: float | None = None,
+        most_seconds: float | None = None,
         progress: ProgressCallback | None = None,
+        progress_token: str | None = None,
         is_greeting: bool = False,
     ) -> Coroutine[Any, Any, Answer]:
         """Send a request and return its answer.
 
         `seconds` is the timeout (default: `limits.request_seconds`). If `progress` is given, each progress notification
-        restarts the timeout. With `is_greeting`, the request is part of a handshake: the server is not notified if the
-        caller stops waiting, because a handshake cannot be cancelled.
+        restarts the timeout, up to `most_seconds` in total (default: `limits.total_seconds`). The server repeats
+        `progress_token` (default: the request id) in these notifications. With `is_greeting`, the request is part of a
+        handshake: the server is not notified if the caller stops waiting, because a handshake cannot be cancelled.
 
         Raises RemoteError if the answer is an error, Refused if the server refuses the HTTP request, RequestTimeout if
         no answer arrives in time, ConnectionFailed if the connection breaks, InvalidAnswer if the answer is invalid.
         """
-        work = self._roundtrip(method, params, headers, seconds, progress, is_greeting)
+        most = self.limits.total_seconds if most_seconds is None else most_seconds
+        work = self._roundtrip(method, params, headers, seconds, most, progress, progress_token, is_greeting)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
     async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -238,21 +254,25 @@ class ClientConnection:
         params: Mapping[str, Any],
         headers: Mapping[str, str],
         seconds: float | None,
+        most: float,
         progress: ProgressCallback | None,
+        token: str | None,
         is_greeting: bool,  # noqa: FBT001 - `roundtrip` has the names
     ) -> Answer:
-        if self._is_closed:
-            self._check_open()
+        if self.is_closed:
+            self.check_open()
         limits = self.limits
         request_id = next(self._ids)
         queue = None
         if progress is not None:  # the id is unique among active requests, so it can be the progress token
             queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": token or request_id}}
+            if token is not None:
+                self._tokens[token] = request_id
         if seconds is not None:
             check_timeout(seconds)
         wait = limits.request_seconds if seconds is None else seconds
-        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
+        clock = self._clocks.start(request_id, wait, most, queue)
         try:
             return _checked(await self._request(request_id, method, params, headers))
         except asyncio.CancelledError:
@@ -269,6 +289,8 @@ class ClientConnection:
             raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
         finally:
             self._clocks.stop(request_id)
+            if token is not None:
+                self._tokens.pop(token, None)
             del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
             if queue is not None:
                 await queue.drain(limits.close_seconds)
@@ -281,7 +303,7 @@ class ClientConnection:
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
-        self._check_open()
+        self.check_open()
         return _checked(await self._request(request_id, method, params, NO_HEADERS))
 
     def _request(
@@ -315,7 +337,7 @@ class ClientConnection:
         request is cancelled when its stream is closed.
         """
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
-        if not (by_closing or self._is_closed):
+        if not (by_closing or self.is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
 
     async def _tell_cancelled(self, params: Mapping[str, Any]) -> None:
@@ -434,7 +456,7 @@ class ClientConnection:
     # --- incoming messages
 
     def _receive(self, frame: Frame, origin: RequestId | None) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         try:
             if frame.is_request:
@@ -449,10 +471,13 @@ class ClientConnection:
     def _notified(self, method: str, params: bytes, origin: RequestId | None) -> None:
         if method == "notifications/progress":
             progress = _read_progress(params)
-            clock = self._clocks.get(progress.progress_token)
+            token = progress.progress_token
+            clock = self._clocks.get(self._tokens.get(token, token))
             if clock is not None and clock.queue is not None:  # else the request wants no progress, or has ended
                 clock.wind()
                 clock.queue.call(progress, size=len(params))
+            elif (report := self.task_progress.get(token)) is not None:
+                report(progress)
         elif method == "notifications/cancelled":
             cancelled = _read_cancelled(params)
             if (ask := self._asks.get(cancelled.request_id)) is not None:
@@ -479,7 +504,13 @@ class ClientConnection:
             self._asks_bytes += size
             task.add_done_callback(lambda _: self._answered(request_id, size))
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether requests of the server are being answered."""
+        return bool(self._asks)
+
     def _answered(self, request_id: RequestId, size: int) -> None:
+        self.answered = time.monotonic()
         self._asks.pop(request_id, None)
         self._asks_bytes -= size
 
@@ -488,14 +519,11 @@ class ClientConnection:
         try:
             result: Any = {}
             if method != "ping":
-                async with self._gate, asyncio.timeout(self.limits.ask_seconds):
-                    with self._held(origin):
-                        result = await self._handlers.answer(method, msgspec.Raw(params))
+                with self._held(origin):
+                    result = await self._handlers.answer(method, msgspec.Raw(params))
             message = encode_result(request_id, result)
         except ProtocolError as error:
             message = encode_error(request_id, error.code, error.message, error.data)
-        except TimeoutError:
-            message = encode_error(request_id, InternalError.code, "The question was not answered in time.")
         except Exception:  # noqa: BLE001 - it is logged
             self._seldom.exception("A %s of %s could not be answered.", method[:100], self.transport.where)
             message = encode_error(request_id, InternalError.code, "Internal error")

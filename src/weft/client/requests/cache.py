@@ -35,6 +35,7 @@ from weft.errors import InvalidAnswer, UsageError
 from weft.protocol.headers import Mirror, find_mirrors, mirror_values
 from weft.protocol.schema import SchemaError, Validator, compile_schema
 from weft.types.features import Tool
+from weft.types.tasks import TaskSupport
 
 log = logging.getLogger("weft.client")
 
@@ -398,6 +399,7 @@ class _Known:
 
     mirrors: tuple[Mirror, ...]
     output_schema: Mapping[str, Any] | None
+    task_support: TaskSupport | None
     validator: Validator | None = None  # created when it is first needed
 
 
@@ -426,9 +428,11 @@ class Toolbox:
                     log.warning("The tool %r is left out: %s", tool.name[:200], error)
                 self._known.pop(tool.name, None)
                 continue
-            known = self._known.get(tool.name)
+            known, support = self._known.get(tool.name), tool.execution.task_support if tool.execution else None
             if known is None or known.mirrors != found or known.output_schema != tool.output_schema:
-                self._known[tool.name] = _Known(found, tool.output_schema)
+                self._known[tool.name] = _Known(found, tool.output_schema, support)
+            else:
+                known.task_support = support
             usable.append(tool)
         if is_complete:
             listed = {tool.name for tool in usable}
@@ -439,6 +443,11 @@ class Toolbox:
     def knows(self, name: str) -> bool:
         """Return whether a usable tool with this name was in a list."""
         return name in self._known
+
+    def task_support(self, name: str) -> TaskSupport | None:
+        """Return whether a tool can be called as a task. Return None if its description does not say."""
+        known = self._known.get(name)
+        return None if known is None else known.task_support
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         """Return the HTTP headers that repeat arguments of a tool call. Return {} for an unknown tool.

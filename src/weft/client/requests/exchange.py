@@ -33,7 +33,7 @@ from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
 from weft.client.handlers import options_for
 from weft.client.requests.cache import CACHEABLE, CacheView
-from weft.client.results import PendingQuestions
+from weft.client.results import PendingQuestions, ToolResult
 from weft.eras.base import ServerHello
 from weft.errors import (
     CannotAnswer,
@@ -60,6 +60,7 @@ from weft.types.features import (
     ListToolsResult,
 )
 from weft.types.interaction import InputRequiredResult
+from weft.types.tasks import TaskState
 
 log = logging.getLogger("weft.client")
 
@@ -68,9 +69,13 @@ T = TypeVar("T")
 
 _COMPLETE = (None, "complete")  # `resultType` of a complete result; it may be absent
 _ASKS = "input_required"  # `resultType` of a result with questions
-# Requests that only read, so that they can be sent twice. The server may have
-# executed other requests although no response arrived.
-_REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
+_TASK = "task"  # `resultType` of the handle of a task
+_MAY_BE_TASK: frozenset[str | None] = frozenset({_TASK})
+# Requests that only read, or have the same effect if they are sent twice. The server
+# may have executed other requests although no response arrived.
+_REPEATABLE = CACHEABLE | {
+    "prompts/get", "completion/complete", "ping", "tasks/get", "tasks/update", "tasks/cancel", "tasks/result"
+}  # fmt: skip
 _ROUND = ("inputResponses", "requestState")  # params of one round: answers, and the state that the server sent
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
@@ -82,6 +87,8 @@ class Options(msgspec.Struct, frozen=True):
     progress: ProgressCallback | None = None
     headers: Mapping[str, str] = NO_HEADERS
     is_manual: bool = False  # raise PendingQuestions instead of answering the server's questions
+    most_seconds: float | None = None  # limit of the total time with all progress; None for `limits.total_seconds`
+    progress_token: str | None = None  # the server repeats it with each progress notification; None for the request id
 
 
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
@@ -100,7 +107,7 @@ class Exchange:
     cache: CacheView | None
 
     def __post_init__(self) -> None:
-        self.page_visits = UrlElicitationRetry(self.link, self.limits, self._answer)
+        self.page_visits = UrlElicitationRetry(self.link, self.limits, self.answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Send a request, answer the server's questions, and return the decoded result."""
@@ -109,6 +116,18 @@ class Exchange:
     def request_page(self, method: str, params: Mapping[str, Any], type: type[R]) -> Awaitable[tuple[R, bytes]]:
         """Send a request, answer the server's questions, and return the result twice: decoded, and as JSON bytes."""
         return self._rounds(method, params, Options(), partial(_read_page, type))
+
+    def call(self, params: Mapping[str, Any], options: Options) -> Awaitable[ToolResult | TaskState]:
+        """Send `tools/call`, answer the server's questions, and return the result, or the task of the call."""
+        return self._rounds("tools/call", params, options, partial(self._read_call, params))
+
+    async def fetch(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        """Send a request that never asks questions, such as `tasks/get`, and return its encoded result."""
+        try:
+            return await self._send(method, params, options)
+        except WeftError as error:
+            trim_traceback(error)
+            raise
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
         """Send a request, answer the server's questions, and return the result as a dict."""
@@ -129,6 +148,17 @@ class Exchange:
             trim_traceback(error)
             raise
         raise too_many_rounds(self.link, self.limits, f"asked, and did not answer {method},")
+
+    def _read_call(
+        self, params: Mapping[str, Any], raw: bytes, method: str
+    ) -> ToolResult | TaskState | InputRequiredResult:
+        """Decode the answer to `tools/call`. `params` are those of the request, which may ask for a task."""
+        if "task" not in params:
+            result = _read(ToolResult, raw, method, more=_MAY_BE_TASK)
+            if result.result_type not in _MAY_BE_TASK:
+                return result
+        handle = self.link.era.tasks.read_handle(raw, params)
+        return _read(ToolResult, raw, method) if handle is None else handle
 
     # --- one round
 
@@ -208,7 +238,13 @@ class Exchange:
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
         return self.link.roundtrip(
-            method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
+            method,
+            params,
+            headers=options.headers,
+            seconds=options.timeout,
+            most_seconds=options.most_seconds,
+            progress=options.progress,
+            progress_token=options.progress_token,
         )
 
     # --- questions
@@ -223,12 +259,13 @@ class Exchange:
             raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
         more: dict[str, Any] = {} if state is None else {"requestState": state}
         if requests is not None:
-            _check_number(len(requests), "asks", "questions", self.limits)
-            answers = [self._answer(key, request.method, request.params) for key, request in requests.items()]
+            check_number(len(requests), "asks", "questions", self.limits)
+            answers = [self.answer(key, request.method, request.params) for key, request in requests.items()]
             more["inputResponses"] = dict(zip(requests, await _together(answers), strict=True))
         return more
 
-    async def _answer(self, key: str, method: str, params: Any) -> Any:
+    async def answer(self, key: str, method: str, params: Any) -> Any:
+        """Answer one question of the server, and return the answer. Raises CannotAnswer if there is none."""
         if method not in _QUESTIONS:
             raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which the protocol forbids.")
         try:
@@ -240,7 +277,8 @@ class Exchange:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and got no answer in time.") from None
 
 
-def _check_number(number: int, verb: str, things: str, limits: ClientLimits) -> None:
+def check_number(number: int, verb: str, things: str, limits: ClientLimits) -> None:
+    """Raise InvalidAnswer if the server asks, or names, more things at once than the limit `input_requests`."""
     if number > limits.input_requests:
         raise InvalidAnswer(f"The server {verb} {number} {things} at once, more than the limit `input_requests`.")
 
@@ -300,8 +338,13 @@ def _decoder(type: type[Result]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type)
 
 
-def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
-    """Decode `raw` as a result of this type, or as the server's questions. Raises InvalidAnswer if `raw` is neither."""
+def _read(
+    type: type[R], raw: bytes, method: str, *, more: frozenset[str | None] = frozenset()
+) -> R | InputRequiredResult:
+    """Decode `raw` as a result of this type, or as the server's questions. Raises InvalidAnswer if `raw` is neither.
+
+    `more` are values of `resultType` that are accepted besides those of the core protocol.
+    """
     try:
         result: R = _decoder(type).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -309,7 +352,7 @@ def _read(type: type[R], raw: bytes, method: str) -> R | InputRequiredResult:
             if (asked := _read_asks(raw)).result_type == _ASKS:
                 return asked
         raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
-    if result.result_type in _COMPLETE:
+    if result.result_type in _COMPLETE or result.result_type in more:
         return result
     if result.result_type != _ASKS:
         kind = str(result.result_type)[:100]
@@ -338,6 +381,8 @@ def _read_object(raw: bytes, method: str) -> dict[str, Any] | InputRequiredResul
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    if result.get("resultType") == _TASK and method != "tools/call":
+        raise InvalidAnswer(f"The server's answer to {method} is a task, which only calls of tools can be.")
     return _read_questions(raw) if result.get("resultType") == _ASKS else result
 
 
@@ -418,7 +463,7 @@ class UrlElicitationRetry:
         can_ask = elicitation is not None and elicitation.url is not None
         if not pages or not can_ask or not all(isinstance(page, dict) for page in pages):
             raise error
-        _check_number(len(pages), "names", "pages", self.limits)
+        check_number(len(pages), "names", "pages", self.limits)
         return cast("list[Mapping[str, Any]]", pages)
 
 

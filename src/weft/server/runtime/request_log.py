@@ -18,6 +18,7 @@ from weft.net.logs import call_line, masked_url
 from weft.protocol.names import printable
 from weft.server.calls.call import Call
 from weft.server.runtime.dispatch import Answer, Dispatcher
+from weft.types.tasks import SHOWN_OF_TASK_ID
 
 log = logging.getLogger("weft.server")
 
@@ -52,6 +53,8 @@ class LoggedDispatcher(Dispatcher):
         finally:
             mirrored = call.envelope.method.mirrored
             name = getattr(call.envelope.params, mirrored, None) if mirrored else None
+            if mirrored == "task_id" and isinstance(name, str):
+                name = name[:SHOWN_OF_TASK_ID]  # the id may be all that is needed to read the result
             principal = "" if call.token_info is None else call.token_info.subject
             log.info("%s", call_line(call.method, name, call.era.name, status, perf_counter() - began, principal))
 
