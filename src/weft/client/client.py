@@ -151,6 +151,7 @@ class Client:
         cache: ResponseCache | bool = True,
         check_output: bool = True,
         manual_input: bool = False,
+        tasks: bool = True,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
         check_limits(limits)
@@ -176,9 +177,11 @@ class Client:
         declared = read_extensions(extensions)
         if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
-        declared.setdefault(TASKS_EXTENSION, {})
-        self._handlers.capabilities.extensions = declared
-        self._handlers.capabilities.tasks = task_capability(self._handlers.capabilities)
+        self._has_tasks = tasks
+        if tasks:
+            declared.setdefault(TASKS_EXTENSION, {})
+            self._handlers.capabilities.tasks = task_capability(self._handlers.capabilities)
+        self._handlers.capabilities.extensions = declared or None
         self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
         store = MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes)
@@ -477,7 +480,7 @@ class Client:
             given = await self._handlers.agreed(self._handlers.confirm, name, given)
         params: Mapping[str, Any] = {"name": name, "arguments": given, **more}
         token = None
-        if link.era.tasks.must_ask(self._facts().capabilities):
+        if self._has_tasks and link.era.tasks.must_ask(self._facts().capabilities):
             if not self._toolbox.knows(name) and not self._toolbox.is_complete:
                 await self.list_tools()
             params = link.era.tasks.ask(params, self._toolbox.task_support(name), ttl)
