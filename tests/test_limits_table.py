@@ -30,6 +30,7 @@ NO_BOUNDS = {
     "net.hosts._SITE_BITS": "what a network is",
     "server.run.loading._WRONG_ARGUMENTS": "an exit code",
     "cli.calling.NESTING": "how a type is shown",
+    "types.tasks.SHOWN_OF_TASK_ID": "how a task is named in the log",
     "cli.command.MOST_PORT": "what a port is",
     "client.auth.discovery._LATEST": "what a time is",
     "client.callbacks.TURN_SECONDS": "how often others have their turn",
