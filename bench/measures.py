@@ -9,7 +9,7 @@ from statistics import median
 
 from subjects import WEFT, Subject
 
-__all__ = ["ROUNDS", "SECONDS", "Ceiling", "Comparison", "Measure", "Target", "interleave"]
+__all__ = ["ROUNDS", "SECONDS", "Ceiling", "Comparison", "Floor", "Measure", "Target", "interleave"]
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))  # of one sample
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -47,6 +47,21 @@ class Ceiling:
         return f"{measure.shown(WEFT.name)} {self.unit}", measure.median(WEFT.name) <= self.limit
 
 
+@dataclass(frozen=True)
+class Floor:
+    """A figure of Weft's own that is to be reached."""
+
+    limit: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"≥ {self.limit:,g} {self.unit}"
+
+    def judge(self, measure: Measure) -> tuple[str, bool]:
+        """What was reached, and whether that is enough."""
+        return f"{measure.shown(WEFT.name)} {self.unit}", measure.median(WEFT.name) >= self.limit
+
+
 @dataclass
 class Measure:
     """Samples of one quantity by subject; sample n of each comes from the same round."""
@@ -54,7 +69,7 @@ class Measure:
     title: str
     unit: str
     samples: Mapping[str, Sequence[float]]
-    targets: Sequence[Target | Ceiling] = ()
+    targets: Sequence[Target | Ceiling | Floor] = ()
     digits: int = 0
     notes: list[str] = field(default_factory=list[str])
 
@@ -65,7 +80,7 @@ class Measure:
         """The median of the ratios within each round: what slows a whole round does not count."""
         return median(ours / theirs for ours, theirs in zip(self.samples[of], self.samples[against], strict=True))
 
-    def narrowed(self, title: str, names: Mapping[str, str], targets: Sequence[Target] = ()) -> Measure:
+    def narrowed(self, title: str, names: Mapping[str, str], targets: Sequence[Target | Floor] = ()) -> Measure:
         """The same rounds for some of the subjects, under other names."""
         samples = {shown: self.samples[name] for name, shown in names.items()}
         return Measure(title, self.unit, samples, targets, self.digits, self.notes)

@@ -75,6 +75,12 @@ FLEET_NOTE = (
     "that it can find them.",
 )
 
+TASKS_NOTE = (
+    "The state of a task is that of one whose handler sleeps: each request reads its record from the backend. Every",
+    "answer counts that has the task's id and says that it works. fastmcp has fastmcp-tasks, in memory; the bare",
+    "server answers `tools/call`, as in the rows for HTTP.",
+)
+
 SCALING_NOTE = (
     "In the rows by workers, one worker has a core for itself, and wrk the other. Two workers (`workers=2`, on one",
     "socket) have a core each, and wrk runs on both: what it takes is missing to the two, and not to the one. Where",
@@ -169,6 +175,8 @@ def write_markdown(
         *SESSIONS_NOTE,
         "",
         *FLEET_NOTE,
+        "",
+        *TASKS_NOTE,
         "",
         *CLIENTS_NOTE,
         "",

@@ -55,6 +55,7 @@ from subjects import (
     tuned,
     with_redis,
 )
+from task_load import measure_tasks
 from wire import HEADERS
 
 __all__ = ["main"]
@@ -387,6 +388,8 @@ def main() -> int:
     measures += measure_sessions()
     say(f"{MANY_STREAMS} listen streams at 2 workers, {KEPT} sessions in Redis ...")
     measures += measure_fleet()
+    say("tasks ...")
+    measures += measure_tasks()
     say("clients ...")
     measures += measure_clients()
     say("import ...")

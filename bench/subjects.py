@@ -20,6 +20,7 @@ __all__ = [
     "asking",
     "keeping_sessions",
     "mounted",
+    "napping",
     "protected",
     "tuned",
     "with_redis",
@@ -122,6 +123,11 @@ def keeping_sessions(subject: Subject) -> Subject:
 def working(subject: Subject) -> Subject:
     """The same with a tool that takes about a millisecond of a processor."""
     return replace(subject, script=subject.script.replace("_server", "_working"))
+
+
+def napping(subject: Subject) -> Subject:
+    """The same SDK with the server whose calls become tasks."""
+    return replace(subject, script=subject.script.replace("_server", "_napping"))
 
 
 def with_redis(subject: Subject, url: str) -> Subject:

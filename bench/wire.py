@@ -13,9 +13,11 @@ __all__ = [
     "SESSION_HEADER",
     "SESSION_HEADERS",
     "SESSION_REVISION",
+    "TASKS",
     "asking_lua",
     "call",
     "call_lua",
+    "call_of",
     "change",
     "handshake",
     "headers_of",
@@ -27,6 +29,7 @@ __all__ = [
     "session_booking",
     "session_call",
     "session_call_lua",
+    "status_lua",
 ]
 
 REVISION = "2026-07-28"
@@ -37,6 +40,7 @@ META = {
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+TASKS = META | {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
 ASKABLE = META | {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
 EXPECTED_TEXT = "5"
 BOARD = "bench://board"
@@ -65,6 +69,11 @@ def request(id: int, method: str, params: Mapping[str, Any], meta: Mapping[str, 
 def call(id: int) -> bytes:
     """A tools/call of `add(2, 3)`."""
     return request(id, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}})
+
+
+def call_of(tool: str, arguments: Mapping[str, Any], meta: Mapping[str, Any] = META) -> bytes:
+    """A tools/call of any tool, which is sent once."""
+    return request(1, "tools/call", {"name": tool, "arguments": arguments}, meta)
 
 
 def listing(id: int) -> bytes:
@@ -172,6 +181,26 @@ function response(status, headers, body)
     if status == 200 and pending[id] and body:find('"text":%s*"{EXPECTED_TEXT}"') then
         completed = completed + 1
         pending[id] = nil
+    end
+end
+{COUNTED}"""
+
+
+def status_lua(task: str) -> str:
+    """The script that makes wrk ask for the state of a task, and count the right answers."""
+    return f"""wrk.method = "POST"
+{lua_headers(headers_of("tasks/get", task))}
+local whole
+completed = 0
+function init(args)
+    whole = wrk.format(nil, nil, nil, [[{request(1, "tasks/get", {"taskId": task}, TASKS).decode()}]])
+end
+function request()
+    return whole
+end
+function response(status, headers, body)
+    if status == 200 and body:find("{task}", 1, true) and body:find('"status":%s*"working"') then
+        completed = completed + 1
     end
 end
 {COUNTED}"""
