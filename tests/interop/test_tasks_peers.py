@@ -144,7 +144,7 @@ def test_the_client_beneath_fastmcp_knows_no_tasks(fastmcp: Facts) -> None:
 
 
 def test_fastmcp_asks_for_a_task_that_is_not_there(fastmcp: Facts) -> None:
-    """Over HTTP, FastMCP does not repeat the id of a task in `Mcp-Name`, as clients must; Weft does not insist on it."""
+    """Over HTTP, FastMCP does not repeat the id of a task in `Mcp-Name`, as clients must. Weft accepts that."""
     assert fastmcp["steps"]["unknown"] == {"code": -32602, "message": NO_TASK}
 
 
@@ -226,6 +226,8 @@ def test_ext_v2_sees_failures(ext_v2: Facts) -> None:
     assert fail["tear"]["status"] == "failed"
     assert fail["tear"]["error"] == {"code": 1001, "message": "The sheet is torn.", "data": {"paper": "sheet"}}
     assert fail["tear"]["final"]["statusMessage"] == "The sheet is torn."
+    assert not {"result", "inputRequests"} & fail["tear"]["final"].keys()
+    assert not {"error", "inputRequests"} & fail["spill"]["final"].keys()
 
 
 def test_the_server_decides_for_ext_v2_what_becomes_a_task(ext_v2: Facts) -> None:
@@ -327,7 +329,7 @@ def test_ext_v1_is_refused(ext_v1: Facts) -> None:
 
 
 def test_ext_v1_hears_notifications_of_tasks_result(ext_v1: Facts) -> None:
-    """The driver has opened `tasks/result` beside the package, which has not polled: it would have waited ten minutes."""
+    """The driver has opened `tasks/result` beside the package, which has not polled, and would not for ten minutes."""
     push = ext_v1["steps"]["push"]
     assert (push["polls"], push["text"]) == (0, "attic is dry.")
     assert {notification["method"] for notification in push["heard"]} == {"notifications/tasks/status"}
@@ -364,9 +366,8 @@ def test_session_clients_get_a_handle_and_the_result(session: Facts) -> None:
     assert quick["result"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
 
 
+@pytest.mark.parametrize("session", ["ts1-http", "ts1-stdio"], indirect=True)
 def test_typescripts_generator_follows_a_task(session: Facts) -> None:
-    if session["client"] != "ts1":
-        pytest.skip("the Python SDK has no such generator")
     followed = session["steps"]["quick"]["followed"]
     assert followed["created"]["status"] == "working"
     assert followed["states"][-1]["status"] == "completed"
@@ -413,7 +414,7 @@ def test_session_clients_see_failures(session: Facts) -> None:
 
 
 def test_session_clients_are_refused(session: Facts) -> None:
-    """The TypeScript SDK refuses a plain call of a tool that needs a task by itself; the driver sends it all the same."""
+    """The TypeScript SDK does not send a plain call of a tool that needs a task. The driver does, without the SDK."""
     refused = session["steps"]["refused"]
     if session["client"] == "ts1":
         assert "requires task-based execution" in refused["required"]["message"]

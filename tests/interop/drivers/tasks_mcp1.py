@@ -38,6 +38,10 @@ class Peer:
         """Return what was heard of a task."""
         return [params for params in self.heard if params["taskId"] == id]
 
+    def was_told(self, id: str, beginning: str) -> bool:
+        """Return whether a status message with this beginning was heard."""
+        return any(params.get("statusMessage", "").startswith(beginning) for params in self.told(id))
+
     async def call(self, name: str, **arguments: Any) -> str:
         return text_of(plain(await self.session.call_tool(name, arguments)))
 
@@ -137,7 +141,7 @@ async def listen(peer: Peer, _person: Person) -> dict[str, Any]:
     request = ClientRequest(GetTaskPayloadRequest(params=GetTaskPayloadRequestParams(taskId=id)))
     waiting = asyncio.create_task(peer.session.send_request(request, CallToolResult, progress_callback=hear))
     for message in ("drying", "cooling"):
-        await until(lambda wanted=message: any(one.get("statusMessage", "").startswith(wanted) for one in peer.told(id)))
+        await until(lambda wanted=message: peer.was_told(id, wanted))
         await peer.call("go_on", picture="attic")
     return {"task": id, "result": plain(await waiting), "heard": peer.told(id), "progress": progress}
 

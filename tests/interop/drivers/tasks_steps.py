@@ -64,7 +64,7 @@ async def error_of(awaitable: Awaitable[Any]) -> dict[str, Any]:
 async def reach(read: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
     """Return the first state that is wanted. Raises TimeoutError if it does not come."""
     async with asyncio.timeout(PATIENCE):
-        while not wanted(state := await read()):
+        while not wanted(state := await read()):  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.02)
         return state
 
@@ -72,7 +72,7 @@ async def reach(read: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something is true. Raises TimeoutError if it does not become true."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.02)
 
 

@@ -145,6 +145,6 @@ async def sketch(model: str) -> str:
 async def restore(ctx: Context, picture: str) -> str:
     """Restore a picture. The client is asked while this is a call, and then it takes until it is a task."""
     answer = await ctx.elicit(f"Which wood for {picture}?", Wood)
-    while ctx.task.id is None:
+    while ctx.task.id is None:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.02)
     return f"{picture} in {answer.value.wood}" if answer.action == "accept" else picture

@@ -143,9 +143,7 @@ async def list_tools() -> list[Tool]:
     for name in TASKS:
         support = "required" if name in ("engrave", "ask_as_task_in_a_task") else "optional"
         execution = ToolExecution(taskSupport=support)
-        tools.append(
-            Tool(name=name, inputSchema=schema(PARAMETERS.get(name, "picture")), execution=execution)
-        )
+        tools.append(Tool(name=name, inputSchema=schema(PARAMETERS.get(name, "picture")), execution=execution))
     return tools
 
 

@@ -44,7 +44,7 @@ async def test_a_client_that_begins_to_wait_is_told_the_present_state() -> None:
     await painter.client.open()
     id = await painter.start(layers=1)
     async with asyncio.timeout(30):
-        while "statusMessage" not in (state := await painter.state(id)):
+        while "statusMessage" not in (state := await painter.state(id)):  # noqa: ASYNC110 - as a client does
             await asyncio.sleep(0.01)
     waiting = await (await painter.wait(id))
     told = [await waiting.message(), await waiting.message()]
