@@ -36,17 +36,20 @@ from mcp.types import (
 warnings.simplefilter("ignore")
 
 
-class QuickStore(InMemoryTaskStore):
-    """Tells clients to poll often."""
+class PollStore(InMemoryTaskStore):
+    """Tells clients how often to poll."""
+
+    poll = 50  # milliseconds, for the next task that is created
 
     async def create_task(self, metadata: TaskMetadata, task_id: str | None = None) -> Task:
         task = await super().create_task(metadata, task_id)
-        self._tasks[task.taskId].task.pollInterval = 50
-        return task.model_copy(update={"pollInterval": 50})
+        self._tasks[task.taskId].task.pollInterval = self.poll
+        return task.model_copy(update={"pollInterval": self.poll})
 
 
 server: Server[Any, Any] = Server("studio", version="1.0")
-server.experimental.enable_tasks(store=QuickStore())
+store = PollStore()
+server.experimental.enable_tasks(store=store)
 signals: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(0))
 Work = Callable[[ServerTaskContext, dict[str, Any]], Awaitable[CallToolResult]]
 WOOD = {"type": "object", "properties": {"wood": {"type": "string", "enum": ["oak", "pine"]}}, "required": ["wood"]}
@@ -159,6 +162,7 @@ async def call_tool(name: str, given: dict[str, Any]) -> Any:
         if not context.experimental.is_task:
             return await work(PlainTask(), given)  # type: ignore[arg-type]
         answer = "The photo is still wet." if name == "develop" else None
+        store.poll = 600_000 if name == "dry" else 50
         return await context.experimental.run_task(lambda task: work(task, given), model_immediate_response=answer)
     context.experimental.validate_task_mode("forbidden")
     if name == "go_on":
