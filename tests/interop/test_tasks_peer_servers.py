@@ -221,6 +221,17 @@ async def test_wefts_client_answers_questions(place: tuple[str, Any]) -> None:
     assert person.asked[3:] == ["Which wood for cellar?", *(["Name attic."] if name != "fastmcp" else [])]
 
 
+async def test_wefts_client_answers_questions_while_it_reads_states(place: tuple[str, Any]) -> None:
+    _, url = place
+    async with Person().client(url) as client:
+        handle = await client.start_tool("frame", {"picture": "attic"})
+        async with asyncio.timeout(30):
+            statuses = [state.status async for state in handle]
+        assert "input_required" in statuses
+        assert statuses[-1] == "completed"
+        assert (await handle.result()).text == "attic in oak"
+
+
 async def test_wefts_client_sees_tools_fail(place: tuple[str, Any]) -> None:
     _, url = place
     async with Person().client(url) as client:
@@ -261,8 +272,8 @@ async def test_wefts_client_and_fastmcp(fastmcp_url: str) -> None:
         with pytest.raises(RemoteError) as torn:
             await client.call_tool("tear", {"paper": "sheet"})
         assert (torn.value.code, torn.value.data) == (1001, {"paper": "sheet"})
-        call = asyncio.create_task(client.call_tool("render", {"picture": "tower"}, progress=lambda _: begun.set()))
         begun = asyncio.Event()
+        call = asyncio.create_task(client.call_tool("render", {"picture": "tower"}, progress=lambda _: begun.set()))
         await begun.wait()
         call.cancel()
         await asyncio.wait([call])
