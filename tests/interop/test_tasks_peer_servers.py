@@ -241,6 +241,23 @@ async def test_wefts_client_sees_tools_fail(place: tuple[str, Any]) -> None:
             await client.task("no-such-task-in-this-studio").result()
 
 
+async def test_wefts_client_sees_why_a_task_has_no_result(session_url: str) -> None:
+    """The answers of these servers to `tasks/result` do not say it: the state of the task does."""
+    async with Person().client(session_url) as client, asyncio.timeout(30):
+        with pytest.raises(RemoteError, match="The sheet is torn"):
+            await client.call_tool("tear", {"paper": "sheet"})
+        handle = await client.start_tool("render", {"picture": "cellar"})
+        await handle.cancel()
+        with pytest.raises(TaskEnded, match="cancelled"):
+            await handle.result()
+        waiting = await client.start_tool("render", {"picture": "cellar"})
+        result = asyncio.create_task(waiting.result())
+        await client.call_tool("add", {"a": 2, "b": 3})  # `tasks/result` was sent before
+        await waiting.cancel()
+        with pytest.raises(TaskEnded, match="cancelled"):
+            await result
+
+
 async def test_wefts_client_stops_waiting(place: tuple[str, Any]) -> None:
     """A call that takes too long cancels its task."""
     _, url = place
