@@ -33,7 +33,7 @@ NPM_PINS = {"node": ROOT / "tools" / "npm", "node-foreign": ROOT / "tools" / "np
 PYTHON_PINS = {
     "mcp1": ["mcp==1.30.*"],
     "mcp": ["mcp==2.3.*"],
-    "fastmcp": ["fastmcp==4.1.*"],
+    "fastmcp": ["fastmcp==4.1.*", "fastmcp-tasks==4.1.*"],
     "servers": ["mcp-server-time==2026.10.19", "mcp-server-git==2026.10.19"],
     "fetch": ["mcp-server-fetch==2026.10.24"],
     "sqlite": ["mcp-server-sqlite==2025.4.25", "mcp==1.30.*"],  # it is of before mcp 2, and does not say so

@@ -103,6 +103,19 @@ def test_the_order_of_faults(change: dict, headers: dict, code: int | None) -> N
     assert refused.value.code == code
 
 
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_the_id_of_a_task_may_be_missing_in_the_headers_and_must_not_differ(method: str) -> None:
+    """FastMCP's client does not repeat it. A client must, but nothing but routing needs it."""
+    offer = Offer({"stateless": {one.name: one for one in STATELESS.tasks.methods}}, {}, (VERSION,))
+    frame, body = decode(encode(message(method, {"taskId": "t-1"}))), message(method)
+    for given in ("t-1", None):
+        assert STATELESS.open(frame, http(body, {"Mcp-Name": given}), offer).params.task_id == "t-1"
+    for given in ("t-2", ""):
+        with pytest.raises(ProtocolError) as refused:
+            STATELESS.open(frame, http(body, {"Mcp-Name": given}), offer)
+        assert refused.value.code == -32020
+
+
 def test_without_headers_only_the_body_counts() -> None:
     assert opened(message("tools/call", {"name": "x"})).params.name == "x"
     with pytest.raises(MethodNotFound):

@@ -12,7 +12,8 @@ The checks have a fixed order, and the first that fails decides the error:
     2. `_meta` is missing: -32602.
     3. The version header differs from the version in the body: -32020.
     4. The server does not support the version: -32022.
-    5. Then the method's header, the method itself and the name's header are checked.
+    5. Then the method's header, the method itself and the name's header are checked. Requests about tasks may lack the
+       name's header.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class StatelessServer:
             raise MethodNotFound("Method not found")
         if headers is not None and method.mirrored is not None:
             expected = str(getattr(params, method.mirrored))  # an extension may have a number there
-            if headers.known.get(_NAME_HEADER) != expected.encode():
+            given = headers.known.get(_NAME_HEADER)
+            if given != expected.encode() and not (given is None and method.may_lack_name):
                 check_name(headers.get(_NAME_HEADER), expected)
         if meta.progress_token is not None:
             check_token(meta.progress_token, offer)

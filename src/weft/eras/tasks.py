@@ -124,10 +124,12 @@ class StatelessTasks:
     """The tasks extension, `io.modelcontextprotocol/tasks`."""
 
     extension = TASKS_EXTENSION
+    # A client must repeat the id in `Mcp-Name`, and FastMCP's client (4.1) does not. It is only needed for routing: a
+    # server that can read the body need not refuse such requests. An id that differs is refused.
     methods: Sequence[Method] = (
-        Method("tasks/get", TaskParams, mirrored="task_id"),
-        Method("tasks/update", UpdateTaskParams, mirrored="task_id"),
-        Method("tasks/cancel", TaskParams, mirrored="task_id"),
+        Method("tasks/get", TaskParams, mirrored="task_id", may_lack_name=True),
+        Method("tasks/update", UpdateTaskParams, mirrored="task_id", may_lack_name=True),
+        Method("tasks/cancel", TaskParams, mirrored="task_id", may_lack_name=True),
     )
 
     def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:

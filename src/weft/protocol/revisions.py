@@ -35,14 +35,16 @@ class Revision(msgspec.Struct, frozen=True):
 class Method:
     """One method: its name, the type of its params, and the capability that it needs.
 
-    `mirrored` is the param that the header `Mcp-Name` repeats, if any. `capability` is the server capability that the
-    method belongs to, or None if every server offers the method.
+    `mirrored` is the param that the header `Mcp-Name` repeats, if any. `may_lack_name` is True if a server accepts
+    requests without this header. `capability` is the server capability that the method belongs to, or None if every
+    server offers the method.
     """
 
     name: str
     params: type[RequestParams]
     mirrored: str | None = None
     capability: str | None = None
+    may_lack_name: bool = False
 
     @cached_property
     def decode(self) -> Any:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw, UnsetType
 
 from weft.client.argument_checks import check_timeout, trim_traceback
 from weft.client.callbacks import CallbackQueue, pause
@@ -174,7 +174,14 @@ class Tasks:
             raise TaskEnded(f"The task does not exist at {self.link.transport.where}: {error.message}") from error
         return self.link.era.tasks.read_state(message)
 
-    async def send(self, method: str, params: Mapping[str, Any], options: Options | None = None) -> bytes:
+    async def send(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        options: Options | None = None,
+        *,
+        again_on_internal_error: bool = True,
+    ) -> bytes:
         """Send a request about a task, and return its encoded result.
 
         If the server cannot be reached, or is busy, the request is sent again for `task_lost_seconds`. That is possible
@@ -186,18 +193,20 @@ class Tasks:
                 return await self.exchange.fetch(method, params, options or Options())
             except (ConnectionFailed, RequestTimeout, RemoteError) as error:
                 given_up = given_up or time.monotonic() + self.limits.task_lost_seconds
-                if not self._may_recover(error) or time.monotonic() > given_up:
+                may_recover = self._may_recover(error, again_on_internal_error=again_on_internal_error)
+                if not may_recover or time.monotonic() > given_up:
                     raise
                 asked: float | None = getattr(error, "retry_after", None)
             await asyncio.sleep(pause(attempt, None if asked is None else round(asked * 1000)))
         raise AssertionError  # the loop has no end
 
-    def _may_recover(self, error: WeftError) -> bool:
+    def _may_recover(self, error: WeftError, *, again_on_internal_error: bool) -> bool:
         """Return whether a request that has failed with this error may succeed later."""
         if self.link.is_closed:
             return False
         if isinstance(error, RemoteError):
-            return error.status in _BUSY or (error.status in (None, 200) and error.code == InternalError.code)
+            is_internal = error.status in (None, 200) and error.code == InternalError.code
+            return error.status in _BUSY or (is_internal and again_on_internal_error)
         return self.link.transport.stream_per_request  # else the process at the other end is gone, with its tasks
 
 
@@ -478,20 +487,31 @@ class TaskHandle:
         return fetching
 
     async def _fetch_result(self, tasks: Tasks, id: str, shown: _Progress | None) -> bytes:
-        """Return the encoded result. If the request fails although the task goes on, send it again."""
+        """Return the encoded result. If the request fails although the task goes on, send it again.
+
+        The answer to `tasks/result` alone does not say how the task has ended. An internal error can be that of the
+        task, or of a server that cannot read the result now. For a task without a result, the official TypeScript SDK
+        1.x returns an internal error, and the Python SDK 1.x a result without content.
+        """
         seconds = tasks.limits.task_seconds
         progress = shown.report if shown is not None and shown.is_wanted else None
         options = Options(seconds, progress, most_seconds=seconds)
+        was_final = False  # whether the task had ended already when the request failed the last time
         for attempt in itertools.count():
             try:
-                return await tasks.send("tasks/result", {"taskId": id}, options)
+                answer = await tasks.send("tasks/result", {"taskId": id}, options, again_on_internal_error=False)
             except RemoteError as error:
                 state = await tasks.get(id)
                 if state.status == "cancelled":
                     raise _cancelled() from error
-                if state.is_final:
-                    raise
-            await asyncio.sleep(pause(attempt))  # the worker that served the request has died
+                if state.is_final and (was_final or error.code != InternalError.code):
+                    raise _with_reason(error, state) from None
+                was_final = state.is_final
+            else:
+                if not _has_content(answer):
+                    _check_completed(await tasks.get(id))
+                return answer
+            await asyncio.sleep(pause(attempt))  # the worker that served the request may have died
         raise AssertionError  # the loop has no end
 
 
@@ -555,6 +575,30 @@ def _outcome(state: TaskState) -> ToolResult:
     return _read(state.result, ToolResult)
 
 
+class _Content(msgspec.Struct):
+    content: Raw | UnsetType = UNSET
+
+
+def _has_content(answer: bytes) -> bool:
+    """Return whether the result of `tasks/result` can be that of a tool, which always has content."""
+    return _read(answer, _Content).content is not UNSET
+
+
+def _check_completed(state: TaskState) -> None:
+    """Raise an error if a task has ended without a result."""
+    if state.status == "cancelled":
+        raise _cancelled()
+    if state.status == "failed":
+        raise RemoteError(InternalError.code, state.message or "The task has failed.")
+
+
+def _with_reason(error: RemoteError, state: TaskState) -> RemoteError:
+    """Return the error with which a task has ended. The status message says more than an internal error."""
+    if error.code != InternalError.code or not state.message:
+        return error
+    return RemoteError(error.code, state.message, error.data)
+
+
 def _cancelled() -> TaskEnded:
     return TaskEnded("The task was cancelled.")
 
@@ -571,7 +615,7 @@ def _questions(tasks: Tasks, state: TaskState) -> dict[str, InputRequest]:
     return {key: _read(raw, InputRequest) for key, raw in state.questions.items()}
 
 
-def _read(raw: bytes | msgspec.Raw, type: type[T]) -> T:
+def _read(raw: bytes | Raw, type: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=type)
     except (msgspec.DecodeError, RecursionError) as error:

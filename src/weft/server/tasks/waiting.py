@@ -67,7 +67,8 @@ class _Waiting:
         self._mark = secrets.token_bytes(12)  # of the claim of this call
         self._claimed_until = 0.0  # monotonic time until which this call is the one that asks
         self._asking: dict[str, asyncio.Task[None]] = {}  # by key of the question
-        self._told: TaskRecord | None = None  # what the client knows of the task
+        # Status, message and progress that the client knows; first those of a new task, which it got as the handle.
+        self._told: tuple[str, str | None, float | None] = ("working", None, None)
 
     async def run(self) -> TaskRecord | None:
         changed = asyncio.Event()
@@ -100,10 +101,10 @@ class _Waiting:
 
     async def _tell(self, record: TaskRecord) -> None:
         """Notify the client of progress since the last time, if it asked for progress, and of a changed status."""
-        told, self._told = self._told or record, record
+        told, self._told = self._told, (record.status, record.message, record.progress)
         own = self._call.envelope.progress_token
         token = record.progress_token if own is None else own
-        if token is not None and record.progress is not None and record.progress != told.progress:
+        if token is not None and record.progress is not None and record.progress != told[2]:
             params = ProgressParams(
                 progress_token=token,
                 progress=record.progress,
@@ -112,7 +113,7 @@ class _Waiting:
                 meta=self._meta,
             )
             await self._notify("notifications/progress", params)
-        if self._meta is not None and (record.status, record.message) != (told.status, told.message):
+        if self._meta is not None and self._told[:2] != told[:2]:
             await self._notify(*self._call.era.tasks.notification(record))
 
     async def _notify(self, method: str, params: NotificationParams) -> None:
