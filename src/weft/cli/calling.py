@@ -110,11 +110,13 @@ class RemoteServer:
                         await handle.cancel()
                 raise
 
-        return self.run("tools/call", call, can_take_long=True)
+        outcome: dict[str, Any] | str = self.run("tools/call", call, can_take_long=True)
+        return outcome
 
-    def follow(self, id: str) -> dict[str, Any] | str:
+    def follow(self, id: str) -> dict[str, Any]:
         """Wait for a task, show its messages, and return its result."""
-        return self.run("tasks/get", lambda client: self._follow(client.task(id)), can_take_long=True)
+        result: dict[str, Any] = self.run("tasks/get", lambda client: self._follow(client.task(id)), can_take_long=True)
+        return result
 
     def task_status(self, id: str) -> dict[str, Any]:
         """Return the present state of a task."""
@@ -123,7 +125,8 @@ class RemoteServer:
             state = await client.task(id).status()
             return {"status": state.status, "message": state.message or ""}
 
-        return self.run("tasks/get", read)
+        found: dict[str, Any] = self.run("tasks/get", read)
+        return found
 
     def cancel(self, id: str) -> None:
         """Cancel a task."""
@@ -134,11 +137,13 @@ class RemoteServer:
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Get a prompt and return the result with its messages."""
-        return self.run("prompts/get", lambda client: client.get_prompt(name, arguments))
+        result: dict[str, Any] = self.run("prompts/get", lambda client: client.get_prompt(name, arguments))
+        return result
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request and return its result."""
-        return self.run(method, lambda client: client.request(method, params))
+        result: dict[str, Any] = self.run(method, lambda client: client.request(method, params))
+        return result
 
     async def fetch_list(self, client: Client, method: str, key: str) -> list[Any]:
         """Fetch all pages of a list and return the items. `key` is the field of each result that contains the items."""
