@@ -53,6 +53,11 @@ def check_task_ids(ids: Collection[str], limits: Limits) -> None:
 class TaskFeed(Protocol):
     """Tells listen streams of changes of tasks."""
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether the server has tasks."""
+        ...
+
     async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
         """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
         ...
@@ -120,8 +125,8 @@ class ListenStreams:
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
         offered = self._offered(wanted)
-        if wanted.task_ids is not None and self.feed is not None:
-            offered.task_ids = await self.feed.readable(call, wanted.task_ids)
+        if wanted.task_ids is not None and (feed := self._offered_feed) is not None:
+            offered.task_ids = await feed.readable(call, wanted.task_ids)
         stream = ListenStream(call.id, offered, call.peer)
         stream.ended = self._closed is asyncio.get_running_loop()
         meta = {SUBSCRIPTION_ID_KEY: stream.id}
@@ -195,13 +200,18 @@ class ListenStreams:
             raise InvalidRequest("Invalid request: changes are sent on a stream; send Accept: text/event-stream.")
         limits = self._services.limits
         check_uris(wanted.resource_subscriptions or (), limits)
-        if wanted.task_ids is not None:
+        if wanted.task_ids is not None and self._offered_feed is not None:
             call.era.tasks.require(call.envelope)
             check_task_ids(wanted.task_ids, limits)
         if len(self._streams) >= limits.listen_streams:
             raise Busy(f"{limits.listen_streams} streams are open already. Try again when one has ended.")
         if self._per_peer[call.peer] >= limits.listen_streams_per_peer:
             raise Busy(f"You have {limits.listen_streams_per_peer} streams open already. Close one first.")
+
+    @property
+    def _offered_feed(self) -> TaskFeed | None:
+        """The changes of tasks; None if the server has no tasks, so that it does not know the field `taskIds`."""
+        return self.feed if self.feed is not None and self.feed.is_offered else None
 
     def _offered(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
         """Return the part of a filter that the server offers."""
