@@ -131,6 +131,45 @@ def test_the_query_and_the_credentials_of_a_url_are_masked() -> None:
     assert masked_url(f"https://u:{SECRET}@a.example/mcp?key={SECRET}") == "https://***@a.example/mcp?***"
 
 
+TASK = "tdSM9AaCQyRO4CP3zFsP30S9"
+
+
+@pytest.mark.spec("TASK-34a")
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"method": "tasks/get", "params": {"taskId": TASK}},
+        {"result": {"resultType": "task", "taskId": TASK, "status": "working"}},
+        {"result": {"task": {"taskId": TASK}}},
+        {"result": {"tasks": [{"taskId": TASK}, {"taskId": TASK}]}},
+        {"method": "notifications/tasks", "params": {"taskId": TASK}},
+        {"params": {"notifications": {"taskIds": [TASK, TASK]}}},
+        {"params": {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": TASK}}}},
+        {"params": {"arguments": {"task_id": TASK}}},
+        {"params": {"taskId": [TASK]}},
+        {"params": {"taskId": {"x": TASK}, "taskIds": {"x": 1}}},
+        {"params": {"text": json.dumps({"taskId": TASK})}},
+    ],
+)
+def test_a_task_is_shown_with_the_first_characters_of_its_id(body: object) -> None:
+    """The whole body, one that was cut off, and one that is too long to be read."""
+    whole = json.dumps(body)
+    assert TASK not in masked_body(whole)
+    assert masked_body(whole).startswith("{")
+    for text in (whole[:-1], whole[:-1] + ', "more": "' + "x" * 70_000 + '"}'):
+        assert TASK not in masked_body(text)
+    if f'"taskId": "{TASK}"' in whole:
+        assert f'"taskId":"tdSM9A{MASK}"' in masked_body(whole)
+
+
+@pytest.mark.spec("TASK-34a")
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_the_header_with_the_id_of_a_task_is_cut(method: str) -> None:
+    shown = masked_headers({"Mcp-Name": TASK, "Mcp-Method": method})
+    assert shown == f"Mcp-Name: tdSM9A{MASK}, Mcp-Method: {method}"
+    assert masked_headers({"Mcp-Name": "add", "Mcp-Method": "tools/call"}) == "Mcp-Name: add, Mcp-Method: tools/call"
+
+
 # --- the line of a call
 
 

@@ -4,7 +4,8 @@ These functions are slow, so callers check `isEnabledFor` first. They never rais
 
 Secrets are recognised by their names. Only headers that are known to be harmless are shown; the values of all other
 headers are masked. In a body, a value is masked if its name contains "password", "token" or the like. The text after
-`Bearer` is masked too. A URI is shown without its query and its credentials.
+`Bearer` is masked too. A URI is shown without its query and its credentials, and the id of a task with its first
+characters only, because it may be all that is needed to read the result.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from weft.protocol.headers import decode_value
 from weft.protocol.names import printable
+from weft.types.tasks import SHOWN_OF_TASK_ID
 
 MASK = "***"
 
@@ -41,6 +43,8 @@ _SECRET_NAME = re.compile(
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 _ASKED = ("elicitation/create", "sampling/createMessage")  # methods whose params contain texts of users and models
 _ANSWERED = "inputResponses"
+_TASK_IDS = frozenset({"taskId", "task_id"})
+_TASK_ID_LIST = "taskIds"
 _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
 # A member such as `"token": "…"` in a text that is not valid JSON, for example because it was cut off.
 _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
@@ -83,12 +87,13 @@ def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, byte
     >>> masked_headers({"Content-Type": "application/json", "Authorization": "Bearer abc", "X-Api-Key": "123"})
     'Content-Type: application/json, Authorization: ***, X-Api-Key: ***'
     """
-    pairs: Iterable[Any] = cast("Any", headers.items()) if isinstance(headers, Mapping) else headers
+    given: Iterable[Any] = cast("Any", headers.items()) if isinstance(headers, Mapping) else headers
+    pairs = [(_text(name), _text(value)) for name, value in given]
+    names_task = any(name.lower() == "mcp-method" and value.startswith("tasks/") for name, value in pairs)
     shown: list[str] = []
     for name, value in pairs:
-        name, value = _text(name), _text(value)
         if name.lower() == "mcp-name":
-            value = _masked_name_header(value)
+            value = _masked_task_id(value) if names_task else _masked_name_header(value)
         is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith(("access-control-", "mcp-param-"))
         shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
     return ", ".join(shown)
@@ -129,6 +134,11 @@ def _masked_name_header(value: str) -> str:
     return value if plain == value and not _URI.match(plain) else masked_name(plain)
 
 
+def _masked_task_id(value: object) -> str:
+    """Return the first characters of the id of a task, as other lines of the log name the task."""
+    return f"{value[:SHOWN_OF_TASK_ID]}{MASK}" if isinstance(value, str) else MASK
+
+
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     """Return the body of a message as one line, shortened. Values whose names indicate a secret are masked.
 
@@ -144,7 +154,7 @@ def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     answers = frozenset({_ANSWERED, "result"} if from_client else {_ANSWERED})
     text = _read(data, answers) if len(data) <= _MOST_READ else None
     if text is None:
-        names = (*_ASKED, _ANSWERED, '"result"') if from_client else (*_ASKED, _ANSWERED)
+        names = (*_ASKED, _ANSWERED, *_TASK_IDS, *(['"result"'] if from_client else []))
         cut = data[:_MOST_READ].decode("utf-8", "replace")
         text = MASK if any(name in cut for name in names) else _masked_text(cut)
     shown = printable(_BEARER.sub(rf"\1\2{MASK}", text), "?")
@@ -178,8 +188,12 @@ def _masked(name: str, value: Any, depth: int, answers: frozenset[str]) -> Any:
     """
     if name in answers or _is_secret(name, value):
         return MASK
+    if name in _TASK_IDS:
+        return _masked_task_id(value)
     if isinstance(value, dict | list) and not depth:
         return MASK
+    if isinstance(value, list) and name == _TASK_ID_LIST:
+        return [_masked_task_id(one) for one in cast("list[object]", value)]
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         if "params" in members and members.get("method") in _ASKED:

@@ -7,6 +7,7 @@ So a task that waits for an answer needs no coroutine, and any worker can go on 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,11 +102,14 @@ class TaskRound(Round):
         return JournalEntry("state", value=self.journal.state)
 
     def new_page_id(self) -> str | None:
-        """Return an id for a web page, the same in each run of the handler; None if the era has no such ids."""
+        """Return an id for a web page, the same in each run of the handler; None if the era has no such ids.
+
+        The id of the task cannot be read from it: clients may show or log the id of a page.
+        """
         if self._call.era.asks_by_rounds:
             return None
         self._pages += 1
-        return f"{self._run.id}-{self._pages}"
+        return hashlib.sha256(f"{self._run.id}-{self._pages}".encode()).hexdigest()
 
     def unusable(self, fault: str) -> Exception:
         """Return the exception for an answer that cannot be used: in a task, one that the handler may catch."""
