@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from support.raw_sessions import AppPeer, Exchange
@@ -98,12 +98,14 @@ class TaskClient:
                     return state
                 await asyncio.sleep(0.005)
 
-    async def asked(self, id: str, count: int = 1) -> dict[str, Any]:
-        """The questions of a task, as soon as there are as many."""
+    async def asked(self, id: str, count: int = 1, *, after: Collection[str] = ()) -> dict[str, Any]:
+        """The questions of a task, as soon as there are as many, and none of them has a key in `after`."""
         async with asyncio.timeout(30):
-            while len(asked := (await self.get(id)).get("inputRequests", {})) != count:  # noqa: ASYNC110 - as a client does
+            while True:
+                asked = (await self.get(id)).get("inputRequests", {})
+                if len(asked) == count and not asked.keys() & set(after):
+                    return asked
                 await asyncio.sleep(0.005)
-        return asked
 
 
 def _bare(result: dict[str, Any]) -> dict[str, Any]:
