@@ -33,6 +33,7 @@ MOST_SWAPS = 20  # attempts to change a record that others change at the same ti
 _SWAP_PAUSE = 0.01  # seconds: longest pause after the second attempt; it grows with each attempt
 _ID_BYTES = 18  # of a task id: 144 random bits
 _LEAST_SECONDS = 0.05  # shortest time to live of an entry
+_LATE_SECONDS = 5.0  # how long an expired task is stored whose handler must be stopped, so that it can fail
 _WORKERS = "task-workers"  # set of the workers that may have tasks to run, also of dead ones
 
 # What is to be done for a task: a worker must run its handler, runs it, waits for answers, waits for a program outside,
@@ -112,6 +113,11 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     def seconds_left(self) -> float:
         """Seconds until the task expires."""
         return max(self.expires - time.time(), _LEAST_SECONDS)
+
+    @property
+    def seconds_stored(self) -> float:
+        """Seconds for which the record is stored. While a handler runs, there is time to note that it was stopped."""
+        return self.seconds_left + (_LATE_SECONDS if self.work in ("queued", "running") else 0.0)
 
     def end(self, status: Literal["completed", "failed"], *, kept_seconds: float) -> None:
         """Note that the task has ended with this status. It is kept for at least `kept_seconds` from now."""
@@ -206,7 +212,7 @@ class TaskRecords:
 
     async def add(self, record: TaskRecord) -> None:
         """Store the record of a new task. From now on, the task exists for its caller."""
-        await self._store.put(_record(record.id), _encode(record), ttl=record.seconds_left)
+        await self._store.put(_record(record.id), _encode(record), ttl=record.seconds_stored)
 
     async def remove(self, record: TaskRecord) -> None:
         """Remove everything of a task that was not created completely."""
@@ -241,7 +247,7 @@ class TaskRecords:
                 return record
             if is_told:
                 record.updated = max(time.time(), record.updated)
-            if await self._store.swap(_record(id), data, _encode(record), ttl=record.seconds_left):
+            if await self._store.swap(_record(id), data, _encode(record), ttl=record.seconds_stored):
                 if is_told:
                     await self.tell(id)
                 return record
