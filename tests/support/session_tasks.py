@@ -61,12 +61,32 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
         return "It is done."
 
     @server.tool(task="optional")
+    async def stubborn(ctx: Context) -> str:
+        """Wait, and not stop when the task is cancelled."""
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                said.append("goes on")
+        said.append("done")
+        return "It is done all the same."
+
+    @server.tool(task=Task(after=60))
+    async def sketch() -> str:
+        """A task only after a minute, where the server decides."""
+        return "sketched"
+
+    @server.tool(task="optional")
     async def stages(ctx: Context) -> str:
         """Report, wait, and report again."""
         await ctx.report_progress(1, 2, "drying")
         await released.wait()
         await ctx.report_progress(2, 2, "cooling")
         return "dry"
+
+    @server.resource("note://desk")
+    def note() -> str:
+        return "empty"
 
     @server.tool(task="optional")
     def spill() -> str:
