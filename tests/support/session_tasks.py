@@ -10,6 +10,7 @@ async with Workshop() as shop:
 
 import asyncio
 import itertools
+import time
 from typing import Any, Self
 
 from support.raw_sessions import AppPeer, Exchange, Peer, Reply, message
@@ -28,6 +29,8 @@ CAPABILITIES = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots":
 def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
     """Give a server tools that can be tasks. `hold` and `stages` wait until `released` is set; `said` tells of runs."""
 
+    server.add_resource("note://desk", "empty")
+
     @server.tool
     async def add(a: int, b: int) -> int:
         """Never a task."""
@@ -44,13 +47,24 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
         """A result with structured content."""
         return {"size": size}
 
+    @server.tool(task=Task(after=60))
+    async def sketch() -> str:
+        """A task only after a minute, where the server decides."""
+        return "sketched"
+
     @server.tool(task="optional")
     async def marked() -> CallToolResult:
         """A result with `_meta`."""
         return CallToolResult(content=[TextContent("marked")], meta={"com.example/colour": "red"})
 
+    _add_waiting_tools(server, released, said)
+    _add_failing_tools(server)
+    _add_asking_tools(server, released, said)
+
+
+def _add_waiting_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
     @server.tool(task="optional")
-    async def hold(ctx: Context) -> str:
+    async def hold() -> str:
         """Wait."""
         try:
             await released.wait()
@@ -61,7 +75,7 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
         return "It is done."
 
     @server.tool(task="optional")
-    async def stubborn(ctx: Context) -> str:
+    async def stubborn() -> str:
         """Wait, and not stop when the task is cancelled."""
         while not released.is_set():
             try:
@@ -71,10 +85,13 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
         said.append("done")
         return "It is done all the same."
 
-    @server.tool(task=Task(after=60))
-    async def sketch() -> str:
-        """A task only after a minute, where the server decides."""
-        return "sketched"
+    @server.tool(task="optional")
+    def grind() -> str:
+        """Wait in a thread, which cannot be stopped."""
+        while not released.is_set():
+            time.sleep(0.005)
+        said.append("ground")
+        return "ground"
 
     @server.tool(task="optional")
     async def stages(ctx: Context) -> str:
@@ -84,10 +101,8 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
         await ctx.report_progress(2, 2, "cooling")
         return "dry"
 
-    @server.resource("note://desk")
-    def note() -> str:
-        return "empty"
 
+def _add_failing_tools(server: Server) -> None:
     @server.tool(task="optional")
     def spill() -> str:
         """Fail with a result."""
@@ -97,8 +112,6 @@ def add_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:
     def tear() -> str:
         """Fail with a JSON-RPC error."""
         raise ProtocolError("The sheet is torn.", code=1001, data={"paper": "sheet"})
-
-    _add_asking_tools(server, released, said)
 
 
 def _add_asking_tools(server: Server, released: asyncio.Event, said: list[str]) -> None:

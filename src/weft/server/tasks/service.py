@@ -35,6 +35,7 @@ from weft.server.tasks.records import (
     TaskRecord,
     TaskRecords,
     encode_request,
+    is_task_id,
     new_task_id,
     owner_of,
 )
@@ -419,8 +420,8 @@ def _read_cursor(cursor: str) -> str:
         if len(cursor) > _MOST_CURSOR:
             raise ValueError("too long")
         kind, _, id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        if kind != "tasks":
-            raise ValueError("of another list")
+        if kind != "tasks" or not is_task_id(id) or _cursor(id) != cursor:
+            raise ValueError("not from here")
     except ValueError:
         raise InvalidParams("Invalid params: `cursor` is not from the list of tasks. Leave it out to begin.") from None
     return id
