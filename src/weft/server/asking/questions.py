@@ -130,6 +130,21 @@ def params_of(request: InputRequest) -> Any:
     return None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
 
 
+def read_question(encoded: msgspec.Raw) -> InputRequest:
+    """Return a question that was stored as JSON.
+
+    >>> asked = ask_url("Please pay.", "https://shop.example/pay")
+    >>> read_question(msgspec.Raw(msgspec.json.encode(asked))) == asked
+    True
+    """
+    request = msgspec.json.decode(encoded, type=InputRequest)
+    if request.method == "elicitation/create":
+        request.params = msgspec.convert(request.params, ElicitParams)
+    elif request.method == "sampling/createMessage":
+        request.params = msgspec.convert(request.params, CreateMessageParams)
+    return request
+
+
 def check_key(key: object, where: str) -> None:
     """Raise UsageError if the key of a question is not a string. The error message begins with `where`."""
     if not isinstance(key, str):

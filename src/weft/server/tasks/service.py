@@ -35,6 +35,7 @@ from weft.server.tasks.records import (
     TaskRecord,
     TaskRecords,
     encode_request,
+    is_task_id,
     new_task_id,
     owner_of,
 )
@@ -67,6 +68,7 @@ class TaskService:
         self.shares = SizedShares(runtime.limits.tasks, runtime.limits.tasks_bytes)
         self.runner = TaskRunner(runtime, self._records, tools, self.shares)
         self._waiter = TaskWaiter(runtime, self._records, self.answer)
+        self._storing: set[asyncio.Task[None]] = set()  # store answers (the event loop has only weak references)
         self.handlers: dict[str, Handler] = {
             "tasks/get": self._get,
             "tasks/update": self._update,
@@ -92,7 +94,7 @@ class TaskService:
         params = cast("CallToolParams", call.envelope.params)
         tool = self._tools.get(params.name)
         if tool is None or tool.task is None:
-            if params.task is not UNSET:
+            if tool is not None and params.task is not UNSET:
                 call.era.tasks.plan(call.envelope, "forbidden")  # refuses it, or ignores the field
             return chain
         if call.task is not None:
@@ -269,12 +271,19 @@ class TaskService:
 
         Raises InvalidParams if the answers are too long.
         """
-        worker, seconds = self.runner.worker, record.seconds_left
         size = sum(len(bytes(answer.value)) for answer in (*record.answers.values(), *answers.values()))
-        has_room = self.shares.take(record.id, record.owner, size, seconds)
+        has_room = self.shares.take(record.id, record.owner, size, record.seconds_left)
         if size > self._limits.task_bytes or not has_room:
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
-        await self.runner.assign(record.id, ttl=seconds)
+        # If the request that has brought the answers is cancelled, they are stored and the handler runs all the same.
+        storing = asyncio.get_running_loop().create_task(self._store_answers(record, answers), name="weft-task-answers")
+        self._storing.add(storing)
+        storing.add_done_callback(self._storing.discard)
+        await asyncio.shield(storing)
+
+    async def _store_answers(self, record: TaskRecord, answers: dict[str, GivenAnswer]) -> None:
+        worker = self.runner.worker
+        await self.runner.assign(record.id, ttl=record.seconds_left)
 
         def edit(now: TaskRecord) -> bool:
             taken = [key for key, answer in answers.items() if now.accept(key, answer)]
@@ -411,8 +420,8 @@ def _read_cursor(cursor: str) -> str:
         if len(cursor) > _MOST_CURSOR:
             raise ValueError("too long")
         kind, _, id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        if kind != "tasks":
-            raise ValueError("of another list")
+        if kind != "tasks" or not is_task_id(id) or _cursor(id) != cursor:
+            raise ValueError("not from here")
     except ValueError:
         raise InvalidParams("Invalid params: `cursor` is not from the list of tasks. Leave it out to begin.") from None
     return id

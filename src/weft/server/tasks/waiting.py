@@ -1,23 +1,26 @@
 """Wait for the end of a task within a call, and ask the client the task's questions meanwhile.
 
 `tasks/result` of the session era waits in this way: its stream carries the questions, progress and changes of the
-status. Of several calls that wait for one task, at any worker, only one asks.
+status. Of several calls that wait for one task, at any worker, only one asks: the newest whose client can be asked. The
+client of an older one may have closed its stream, which the server does not learn, and wait here instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from weft.errors import QuestionFailed
+from weft.errors import InvalidParams, QuestionFailed
 from weft.jsonrpc import encode_notification
+from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
+from weft.server.asking.questions import missing_for, read_question
 from weft.server.asking.rounds import Channel
 from weft.server.calls.call import Call
 from weft.server.runtime.runtime import Runtime
@@ -26,6 +29,8 @@ from weft.types.base import NotificationParams
 from weft.types.interaction import InputRequest
 from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import related_task
+
+_seldom = Seldom(logging.getLogger("weft.tasks"))
 
 _CLAIM_SECONDS = 30.0  # how long a call may ask without renewing its claim; then another one asks
 
@@ -65,7 +70,7 @@ class _Waiting:
         self._id = id
         self._meta = None if is_plain else related_task(id)
         self._mark = secrets.token_bytes(12)  # of the claim of this call
-        self._claimed_until = 0.0  # monotonic time until which this call is the one that asks
+        self._has_claimed = False  # whether this call was ever the one that asks
         self._asking: dict[str, asyncio.Task[None]] = {}  # by key of the question
         # Status, message and progress that the client knows; first those of a new task, which it got as the handle.
         self._told: tuple[str, str | None, float | None] = ("working", None, None)
@@ -87,13 +92,11 @@ class _Waiting:
     async def close(self) -> None:
         """Stop asking, and let another call ask."""
         asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
+        self._withdraw(list(self._asking))
         if asking:
             await asyncio.wait(asking)
-        if self._claimed_until:
-            with suppress(Exception):  # it expires
-                await self._store.swap(self._claim, self._mark, b"", ttl=_CLAIM_SECONDS)
+        with suppress(Exception):  # the claim expires
+            await self._release()
 
     @property
     def _claim(self) -> str:
@@ -122,23 +125,58 @@ class _Waiting:
 
     async def _ask(self, record: TaskRecord) -> None:
         """Ask the questions of a task that are not being asked, unless another call asks them."""
-        for key in [key for key in self._asking if key not in record.questions]:
+        self._withdraw([key for key in self._asking if key not in record.questions])
+        if not all(map(self._can_ask, record.questions.values())):
+            self._withdraw(list(self._asking))
+            await self._release()
+        elif not await self._is_asker():
+            self._withdraw(list(self._asking))
+        else:
+            for key in record.questions:
+                if key not in self._asking or self._asking[key].done():  # its answer could not be stored
+                    self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
+
+    def _can_ask(self, question: msgspec.Raw) -> bool:
+        """Return whether the client can be asked a question. It may be another client than that of the task."""
+        return missing_for(self._call.envelope.client_capabilities, read_question(question)) is None
+
+    def _withdraw(self, keys: Iterable[str]) -> None:
+        for key in keys:
             self._asking.pop(key).cancel()
-        new = [key for key in record.questions if key not in self._asking]
-        if (new or self._asking) and await self._is_asker():
-            for key in new:
-                self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
 
     async def _is_asker(self) -> bool:
-        """Return whether this call is the one that asks, and stays it for some time."""
+        """Return whether this call is the one that asks, and stays it for some time. At first, it always is."""
+        if not self._has_claimed:
+            self._has_claimed = True
+            before = await self._store.get(self._claim)
+            await self._store.put(self._claim, self._mark, ttl=_CLAIM_SECONDS)
+            if before:
+                await self._records.tell(self._id)  # so that the older call stops asking
+            return True
         for expected in (self._mark, None, b""):
             if await self._store.swap(self._claim, expected, self._mark, ttl=_CLAIM_SECONDS):
-                self._claimed_until = time.monotonic() + _CLAIM_SECONDS
                 return True
         return False
 
+    async def _release(self) -> None:
+        """Let another call ask, if this one is the one that asks."""
+        if self._has_claimed and await self._store.swap(self._claim, self._mark, b"", ttl=_CLAIM_SECONDS):
+            await self._store.delete(self._claim)
+            await self._records.tell(self._id)
+
     async def _ask_one(self, key: str, record: TaskRecord) -> None:
-        question = msgspec.json.decode(record.questions[key], type=InputRequest)
+        try:
+            if (answer := await self._answer_to(msgspec.json.decode(record.questions[key], type=InputRequest))) is None:
+                return
+            try:
+                await self._give(record, {key: answer})
+            except InvalidParams as error:  # it is too long
+                await self._give(record, {key: GivenAnswer(failure=f"The client's answer cannot be used: {error}")})
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; the question is asked again
+            _seldom.warning("The answer to a question of a task was not stored: %s", error)
+
+    async def _answer_to(self, question: InputRequest) -> GivenAnswer | None:
+        """Ask the client, and return its answer; None if this call has ended meanwhile, so that another one asks."""
         params: Any = {} if question.params is msgspec.UNSET else question.params
         if self._meta is not None:
             params = {**params, "_meta": {**params.get("_meta", {}), **self._meta}}
@@ -146,10 +184,7 @@ class _Waiting:
             value = await Channel(self._call).send(question.method, params or None)
         except QuestionFailed as error:
             if self._call.cancellation.cancelled or self._call.reply.answered:
-                return  # another call asks
-            answer = GivenAnswer(failure=str(error), code=error.code, data=error.data)
-        else:
-            fault = fault_of(question, value)
-            unusable = None if fault is None else f"The client's answer cannot be used: {fault}"
-            answer = GivenAnswer(value, failure=unusable)
-        await self._give(record, {key: answer})
+                return None
+            return GivenAnswer(failure=str(error), code=error.code, data=error.data)
+        fault = fault_of(question, value)
+        return GivenAnswer(value, failure=None if fault is None else f"The client's answer cannot be used: {fault}")
