@@ -4,18 +4,23 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.processes import Process
 from support.raw_sessions import Reply, eventually
 from support.redis_servers import RedisServer, redis_server
 from support.task_fleets import TaskFleet, TaskWorker, entries
+from support.wire import RawClient, message
 from weft import Context, InputRequired, Limits, Server, Task
 from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.backends.redis import RedisBackend
 from weft.server.tasks import runner as runner_module
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
+from weft.types.tasks import TASKS_EXTENSION
 
 LIMITS = Limits(drain_seconds=0.2, task_restarts=2)
 
@@ -432,3 +437,44 @@ async def test_alone_tasks_that_wait_for_room_fail_when_the_server_stops(studio:
     assert {(await worker.get(id))["status"] for id in ids} == {"failed"}
     assert entries(worker.server.backend)["log"] == []  # type: ignore[arg-type] - of the memory one
     await worker.server.stop()
+
+
+# A process that is stopped.
+
+SCRIPT = """
+import asyncio, os, signal, sys
+from weft import Context, Limits, Server
+
+server = Server("stopping", limits=Limits(drain_seconds=5.0))
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+@server.tool(task="required")
+async def work(ctx: Context) -> str:
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        say("handler stopped")
+        raise
+
+@server.on_shutdown
+def leave():
+    say("shutdown function called")
+
+server.run("http", port=0)
+"""
+
+
+def test_a_process_calls_the_shutdown_functions_before_it_hands_over_its_tasks(tmp_path: Path) -> None:
+    process = Process(tmp_path, "", SCRIPT)
+    body = message(
+        "tools/call", {"name": "work"}, meta={CLIENT_CAPABILITIES_KEY: {"extensions": {TASKS_EXTENSION: {}}}}
+    )
+    peer = RawClient()
+    peer.port = int(process.url().split(":")[2].partition("/")[0])
+    assert peer.post(body).result["resultType"] == "task"
+    _, said = process.end()
+    wanted = ["shutdown function called", "handler stopped"]
+    assert [line for line in said.splitlines() if line in wanted] == wanted
