@@ -137,7 +137,8 @@ class TaskWorker:
     async def until(self, id: str, *statuses: str, seconds: float = 30) -> Any:
         """The state of a task when it has one of these statuses (default: a final one)."""
         async with asyncio.timeout(seconds):
-            while (state := await self.get(id))["status"] not in (statuses or FINAL):  # noqa: ASYNC110 - as a client does
+            while (state := await self.get(id))["status"] not in (statuses or FINAL):
+                assert state["status"] not in FINAL, state
                 await asyncio.sleep(0.002)
         return state
 

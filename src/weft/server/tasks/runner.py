@@ -212,6 +212,7 @@ class TaskRunner:
         known = TaskJournal()
         for entry in entries:
             known.add(entry)
+        known.journal.state = None if record.state == NOTHING else record.state
         record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
         if record is None or not self._is_mine(record):
             await self._settle(id, record)
@@ -345,14 +346,15 @@ class TaskRunner:
 
     def _check_size(self, run: TaskRun, body: bytes) -> str:
         """Return the error for a result that is too large, or an empty text."""
-        most = self._limits.task_bytes
-        if len(body) <= most:
+        if len(body) <= self._limits.task_bytes:
             return ""
-        return record_failure(
-            f"{run.call.described} has a result of {len(body)} bytes, more than the {most} that are kept of a task. "
-            "Return a link to it, or raise Limits(task_bytes=...).",
-            debug=self._runtime.debug,
-        )
+        return self._explain_size(f"{run.call.described} has a result of {len(body)} bytes")
+
+    def _explain_size(self, what: str) -> str:
+        """Log what is too large to be kept of a task, and return the error for the client."""
+        most = self._limits.task_bytes
+        text = f"{what}, more than the {most} that are kept of a task. Return a link, or raise Limits(task_bytes=...)."
+        return record_failure(text, debug=self._runtime.debug)
 
     def _check_room(self, run: TaskRun, size: int) -> str:
         """Return the error for a result for which there is no room, or an empty text."""
@@ -383,13 +385,18 @@ class TaskRunner:
             name: Raw(msgspec.json.encode(_request(request.method, params_of(request))))
             for name, (_, request) in questions.items()
         }
-        if run.round.journal.state is not None:
-            await self._records.append(run.id, run.round.state_entry(), ttl=max(run.expires - time.time(), 1.0))
+        state = run.round.journal.state or NOTHING
+        size = len(bytes(state)) + sum(len(bytes(question)) for question in encoded.values())
+        if size > self._limits.task_bytes:
+            what = f"{run.call.described} has returned a state and questions of {size} bytes together"
+            await self._fail(run.id, self._explain_size(what))
+            return
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
             run.write_progress(record)
+            record.state = state
             answered = [record.asked[key] for key in record.answers]
             missing = {name: asked for name, (asked, _) in questions.items() if asked not in answered}
             record.withdraw([key for key in record.questions if record.asked[key] not in missing.values()])
