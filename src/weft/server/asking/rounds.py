@@ -242,6 +242,9 @@ class Round(Asker):
         self._waiters: list[asyncio.Future[None]] = []  # One for each question without an answer.
         self._running = 0  # Number of `once` calls that are running.
         self._progress = 0  # Number of questions asked and `once` calls ended.
+        self._unused = dict.fromkeys(
+            self.journal.once
+        )  # Keys of earlier `once` results, without those used in this run.
         self.is_over = False  # Whether the round has ended with unanswered questions.
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
@@ -281,6 +284,7 @@ class Round(Asker):
         """
         if self.is_over and key not in self.journal.once:
             raise _RoundOver  # The journal is sent already, so a result would be lost.
+        self._unused.pop(key, None)
         if self._call.replay is not None:
             self._call.replay.asked()
         self._running += 1
@@ -320,10 +324,21 @@ class Round(Asker):
             result_type="input_required", input_requests=self._questions or None, request_state=self._seal()
         )
 
-    def warn_if_changed(self) -> None:
-        """Log a warning in debug mode if this run did not repeat a question of the previous round."""
+    def warn_if_changed(self, *, is_done: bool = False) -> None:
+        """Log a warning in debug mode if this run did not repeat a question of the previous round.
+
+        If the handler is done, also log a warning if it did not call `once` with the keys of earlier rounds.
+        """
         if not self._call.services.debug:
             return
+        if is_done and self._unused:
+            log.warning(
+                "%s did not call ctx.once with keys of an earlier run: %s. The functions of these keys were called for "
+                "nothing, or again under other keys. A key must name the same step in every run: do not make it from "
+                "the time or a random number.",
+                self._call.described,
+                ", ".join(self._unused),
+            )
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
                 "%s asked other questions than in the round before: %s was not asked again. A handler "

@@ -113,6 +113,7 @@ class Engine(Runtime):
         self._translations: dispatch.Translations | None = None  # functions registered with `on_error`, if any
         self._on_roots_changed: list[RootsChanged] = []
         self._on_shutdown: list[Callable[[], Any]] = []
+        self._shutting_down: asyncio.Task[None] | None = None  # calls these functions, when the server stops
         self.sessions = Sessions(self)
         self.tasks = TaskService(self, self.tools)
         self.subscriptions.feed = self.tasks
@@ -330,7 +331,7 @@ class Engine(Runtime):
         """Stop the server: cancel open calls, close sessions, end background tasks and threads, exit the lifespan."""
         self.subscriptions.close()
         try:
-            await self._call_shutdown_callbacks()
+            await self._shut_down()
             await asyncio.gather(self.tasks.runner.hand_over(), self.open_calls.cancel(self.limits.drain_seconds))
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
@@ -340,6 +341,18 @@ class Engine(Runtime):
             await self.lifespan.stop()
             self.draining = False
             self.tasks.runner.reopen()
+            self._shutting_down = None
+
+    async def hand_over(self) -> None:
+        """Call the functions that are registered with `on_shutdown`, and hand over the tasks. `stop` does this, too."""
+        await self._shut_down()
+        await self.tasks.runner.hand_over()
+
+    async def _shut_down(self) -> None:
+        if self._shutting_down is None:
+            calls = self._call_shutdown_callbacks()
+            self._shutting_down = asyncio.get_running_loop().create_task(calls, name="weft-shutdown")
+        await asyncio.shield(self._shutting_down)
 
     async def _call_shutdown_callbacks(self) -> None:
         """Call the functions that are registered with `on_shutdown`. Their exceptions are logged."""

@@ -530,7 +530,7 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
     if round.is_over:
         return round.result()
     if not getattr(result, "is_error", False):  # a handler that failed may not have reached its questions
-        round.warn_if_changed()
+        round.warn_if_changed(is_done=True)
     return result
 
 

@@ -59,11 +59,11 @@ class GivenAnswer(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 class JournalEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One entry of a journal after the request: a result of `ctx.once`, an answer, or the handler's own state."""
+    """One entry of a journal after the request: a result of `ctx.once`, or an answer."""
 
-    kind: Literal["once", "answer", "state"]
+    kind: Literal["once", "answer"]
     name: str = ""
-    value: Raw = NOTHING  # of a result or a state
+    value: Raw = NOTHING  # of a result
     asked: AskedQuestion | None = None  # of an answer: the question
     answer: GivenAnswer | None = None
 
@@ -103,6 +103,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     session_id: str | None = None
     sealed_for: str = ""  # protocol version for which `result` is sealed; empty: for none
     output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
+    state: Raw = NOTHING  # that the handler has returned with `InputRequired` the last time
 
     @property
     def expires(self) -> float:
@@ -133,7 +134,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     def _end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
         self.status = status
         self.work = "over"
-        self.questions, self.answers = {}, {}
+        self.questions, self.answers, self.state = {}, {}, NOTHING
 
     def accept(self, key: str, answer: GivenAnswer) -> bool:
         """Note the answer to an unanswered question. Return False if there is no such question."""

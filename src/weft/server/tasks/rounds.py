@@ -39,8 +39,6 @@ class TaskJournal:
         self.size += len(bytes(entry.value))
         if entry.kind == "once":
             self.journal.once.setdefault(entry.name, entry.value)
-        elif entry.kind == "state":
-            self.journal.state = entry.value
         elif entry.asked is not None and entry.answer is not None:
             self._add_answer(entry.asked, entry.answer)
 
@@ -62,8 +60,6 @@ class TaskJournal:
         for name, answer in journal.answers.items():
             asked = AskedQuestion(name, answer.question, by_hand=name in journal.by_hand)
             made.append(JournalEntry("answer", asked=asked, answer=GivenAnswer(answer.value)))
-        if journal.state is not None:
-            made.append(JournalEntry("state", value=journal.state))
         return made
 
 
@@ -95,11 +91,6 @@ class TaskRound(Round):
             name: (AskedQuestion(name, pending[name], by_hand=name in by_hand), request)
             for name, request in self._questions.items()
         }
-
-    def state_entry(self) -> JournalEntry:
-        """Return the handler's own state as an entry of the journal."""
-        assert self.journal.state is not None
-        return JournalEntry("state", value=self.journal.state)
 
     def new_page_id(self) -> str | None:
         """Return an id for a web page, the same in each run of the handler; None if the era has no such ids.

@@ -92,8 +92,10 @@ class TaskRunner:
         self._runs: dict[str, TaskRun] = {}  # those whose handlers run
         self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
         self._again: set[str] = set()  # ids of tasks that must run again after their present run
+        self._due: dict[str, asyncio.TimerHandle] = {}  # start tasks after some time, by id
         self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
         self._look_now: asyncio.Event | None = None  # set to look at once
+        self._has_left_some = False  # whether there was no room for all tasks of dead workers
         self._background: set[asyncio.Task[Any]] = set()
         self._listed_until = 0.0  # Unix time until which others know that this worker may have tasks
         self.is_stopping = False  # whether no more tasks are started here
@@ -116,12 +118,11 @@ class TaskRunner:
         """Note in the Backend that this worker must run a task. Call this before its record says so."""
         if self._fleet.is_alone:  # no other worker will ever look
             return
-        writes: list[Coroutine[Any, Any, None]] = [self._records.assign(id, self.worker, ttl=ttl)]
-        until = time.time() + ttl
-        if until > self._listed_until:
-            self._listed_until = until
-            writes.append(self._records.list_worker(self.worker, ttl=ttl))
-        await asyncio.gather(*writes)
+        now = time.time()
+        self._listed_until = max(self._listed_until, now + ttl)
+        # Each time, because others remove a worker from the list that looks dead and has no tasks.
+        listed = self._records.list_worker(self.worker, ttl=self._listed_until - now)
+        await asyncio.gather(self._records.assign(id, self.worker, ttl=ttl), listed)
 
     async def unassign(self, id: str) -> None:
         """Note in the Backend that this worker need not run a task, unless it runs it now."""
@@ -132,6 +133,8 @@ class TaskRunner:
         """Run a task as soon as there is room. Its record must be assigned to this worker."""
         if self.is_stopping:
             return  # others take it over
+        if (due := self._due.pop(id, None)) is not None:
+            due.cancel()
         if id in self._running:  # its last run is about to end
             self._again.add(id)
             return
@@ -164,6 +167,8 @@ class TaskRunner:
         if id in self._again and not self.is_stopping:
             self._queue[id] = None
         self._start_next()
+        if self._has_left_some and len(self) <= self._limits.tasks_at_once:
+            self._hear_left(b"")
 
     async def _execute(self, id: str, *, is_again: bool) -> None:
         """Run the handler of a task until it ends or asks. If the Backend fails, try again later.
@@ -183,7 +188,8 @@ class TaskRunner:
             self._later(_AGAIN_SECONDS, id)
 
     def _later(self, seconds: float, id: str) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
+        if not self.is_stopping:
+            self._due[id] = asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
 
     async def _load(self, id: str, *, is_again: bool) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
@@ -206,6 +212,7 @@ class TaskRunner:
         known = TaskJournal()
         for entry in entries:
             known.add(entry)
+        known.journal.state = None if record.state == NOTHING else record.state
         record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
         if record is None or not self._is_mine(record):
             await self._settle(id, record)
@@ -339,14 +346,15 @@ class TaskRunner:
 
     def _check_size(self, run: TaskRun, body: bytes) -> str:
         """Return the error for a result that is too large, or an empty text."""
-        most = self._limits.task_bytes
-        if len(body) <= most:
+        if len(body) <= self._limits.task_bytes:
             return ""
-        return record_failure(
-            f"{run.call.described} has a result of {len(body)} bytes, more than the {most} that are kept of a task. "
-            "Return a link to it, or raise Limits(task_bytes=...).",
-            debug=self._runtime.debug,
-        )
+        return self._explain_size(f"{run.call.described} has a result of {len(body)} bytes")
+
+    def _explain_size(self, what: str) -> str:
+        """Log what is too large to be kept of a task, and return the error for the client."""
+        most = self._limits.task_bytes
+        text = f"{what}, more than the {most} that are kept of a task. Return a link, or raise Limits(task_bytes=...)."
+        return record_failure(text, debug=self._runtime.debug)
 
     def _check_room(self, run: TaskRun, size: int) -> str:
         """Return the error for a result for which there is no room, or an empty text."""
@@ -377,13 +385,18 @@ class TaskRunner:
             name: Raw(msgspec.json.encode(_request(request.method, params_of(request))))
             for name, (_, request) in questions.items()
         }
-        if run.round.journal.state is not None:
-            await self._records.append(run.id, run.round.state_entry(), ttl=max(run.expires - time.time(), 1.0))
+        state = run.round.journal.state or NOTHING
+        size = len(bytes(state)) + sum(len(bytes(question)) for question in encoded.values())
+        if size > self._limits.task_bytes:
+            what = f"{run.call.described} has returned a state and questions of {size} bytes together"
+            await self._fail(run.id, self._explain_size(what))
+            return
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
             run.write_progress(record)
+            record.state = state
             answered = [record.asked[key] for key in record.answers]
             missing = {name: asked for name, (asked, _) in questions.items() if asked not in answered}
             record.withdraw([key for key in record.questions if record.asked[key] not in missing.values()])
@@ -480,8 +493,12 @@ class TaskRunner:
             self._looking = asyncio.get_running_loop().create_task(self._look_again(self._look_now), name="weft-tasks")
 
     async def _look_again(self, now: asyncio.Event) -> None:
+        has_resumed = False
         while True:
             try:
+                if not has_resumed:
+                    await self._resume()
+                    has_resumed = True
                 await self._take_over()
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 _seldom.warning("The tasks of other workers could not be looked at: %s", error)
@@ -490,8 +507,16 @@ class TaskRunner:
                     await now.wait()
             now.clear()
 
+    async def _resume(self) -> None:
+        """Start the tasks that this worker had when it was stopped, and that no other worker has taken since."""
+        for id in await self._records.assigned(self.worker):
+            record = await self._records.read(id)
+            if record is not None and self._is_mine(record) and id not in self._running:
+                self.start(id)
+
     async def _take_over(self) -> None:
         """Take over tasks of workers that have died, as many as there is room for."""
+        self._has_left_some = False
         for worker in await self._records.workers():
             if worker == self.worker or await self._fleet.is_alive(worker):
                 continue
@@ -501,6 +526,7 @@ class TaskRunner:
             random.shuffle(ids)  # so that several workers take different ones
             for id in ids:
                 if self.is_stopping or len(self) >= 2 * self._limits.tasks_at_once:
+                    self._has_left_some = True
                     return
                 await self._take(id, worker)
 
@@ -544,7 +570,11 @@ class TaskRunner:
 
     async def _hand_over(self) -> None:
         self.is_stopping = True
-        waiting, self._queue = list(self._queue), {}
+        ids = [*self._queue, *self._due, *self._running]
+        self._queue.clear()
+        for due in self._due.values():
+            due.cancel()
+        self._due.clear()
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -560,7 +590,7 @@ class TaskRunner:
             for task in unended:
                 task.cancel()
         if self._fleet.is_alone:
-            for id in waiting:
+            for id in ids:
                 await self._fail(id, STOPPED)
         self.threads.stop()
 

@@ -190,7 +190,7 @@ class TaskRun:
                 f"{self.call.described} has called ctx.once {self._entries} times. Put several steps into one "
                 "function, or raise Limits(task_steps=...)."
             )
-        if not self._runtime.fleet.holds_lease and not await self._is_ours():
+        if not self._runtime.fleet.holds_lease and not await self.surely(self._is_ours):
             self.stop("lost")
         if self.stopped is not None:
             await asyncio.get_running_loop().create_future()  # until the handler is cancelled
@@ -224,16 +224,16 @@ class TaskRun:
         """Add an entry to the stored journal. If the Backend fails, try again until the task expires."""
         await self.surely(lambda: self._records.append(self.id, entry, ttl=max(self.expires - time.time(), 1.0)))
 
-    async def surely(self, write: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Return the result of `write`. If the Backend fails, try again until the task expires."""
+    async def surely(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return what `work` returns. If the Backend fails, try again until the task expires."""
         pause = 0.05
         while True:
             try:
-                return await write()
+                return await work()
             except Exception as error:  # a Backend may raise anything
                 if time.time() > self.expires:
                     raise
-                _seldom.warning("A task cannot be stored in the backend yet: %s", error)
+                _seldom.warning("A task cannot be read or stored in the backend yet: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _AGAIN_SECONDS)
 

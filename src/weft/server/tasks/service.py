@@ -47,7 +47,7 @@ from weft.types.base import EmptyResult, Result
 from weft.types.features import CallToolParams, CallToolResult
 from weft.types.interaction import InputRequest
 from weft.types.lifecycle import PaginatedParams
-from weft.types.tasks import TaskParams, UpdateTaskParams, related_task
+from weft.types.tasks import NOTHING, TaskParams, UpdateTaskParams, related_task
 
 log = logging.getLogger("weft.tasks")
 _seldom = Seldom(log)
@@ -209,6 +209,7 @@ class TaskService:
     async def _create(self, call: Call, record: TaskRecord, known: TaskJournal) -> None:
         """Store a new task. Raises Busy if the caller, or the server, has too many."""
         request, ttl = encode_request(to_request(call, known.journal.id)), record.seconds_left
+        record.state = known.journal.state or NOTHING
         if not self.shares.take(record.id, record.owner, len(request), ttl):
             raise Busy("The server has no room for another task of yours. Try again when some have expired.")
         try:
