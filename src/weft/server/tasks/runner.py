@@ -158,7 +158,9 @@ class TaskRunner:
     def _ended(self, id: str, task: asyncio.Task[Any]) -> None:
         if self._running.get(id) is task:
             del self._running[id]
-            self._runs.pop(id, None)
+            run = self._runs.pop(id, None)
+            if run is not None and run.ending is not None:
+                run.ending.cancel()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A task could not be run.", exc_info=error)
         if id in self._again and not self.is_stopping:
