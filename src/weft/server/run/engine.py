@@ -113,6 +113,7 @@ class Engine(Runtime):
         self._translations: dispatch.Translations | None = None  # functions registered with `on_error`, if any
         self._on_roots_changed: list[RootsChanged] = []
         self._on_shutdown: list[Callable[[], Any]] = []
+        self._announcing: asyncio.Task[None] | None = None  # calls them, when the server stops
         self.sessions = Sessions(self)
         self.tasks = TaskService(self, self.tools)
         self.subscriptions.feed = self.tasks
@@ -330,16 +331,32 @@ class Engine(Runtime):
         """Stop the server: cancel open calls, close sessions, end background tasks and threads, exit the lifespan."""
         self.subscriptions.close()
         try:
-            await self._call_shutdown_callbacks()
+            await self._announce_stop()
             await asyncio.gather(self.tasks.runner.hand_over(), self.open_calls.cancel(self.limits.drain_seconds))
             await self.sessions.close()
+            await self.tasks.runner.close()
             await self.background.close(self.limits.drain_seconds)
         finally:
             self.subscriptions.reopen()
             self.threads.stop()
             await self.lifespan.stop()
             self.draining = False
+            self._announcing = None
             self.tasks.runner.reopen()
+
+    async def hand_over(self) -> None:
+        """Call the functions of `on_shutdown`, and then leave running tasks to other workers, because the server stops.
+
+        This may begin before `stop`, which then waits for the rest.
+        """
+        await self._announce_stop()
+        await self.tasks.runner.hand_over()
+
+    async def _announce_stop(self) -> None:
+        """Call the functions of `on_shutdown` once. A second call waits for the first."""
+        if self._announcing is None:
+            self._announcing = asyncio.create_task(self._call_shutdown_callbacks(), name="weft-shutdown")
+        await asyncio.shield(self._announcing)
 
     async def _call_shutdown_callbacks(self) -> None:
         """Call the functions that are registered with `on_shutdown`. Their exceptions are logged."""

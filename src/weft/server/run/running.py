@@ -343,7 +343,7 @@ def _http_server(
             engine.subscriptions.close()  # otherwise uvicorn would wait for streams that never end
             engine.sessions.end_streams()
             draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
-            handing_over = asyncio.create_task(engine.tasks.runner.hand_over(), name="weft-hand-over")
+            handing_over = asyncio.create_task(engine.hand_over(), name="weft-hand-over")
             try:
                 if stopping is not None and stopping.grace_seconds:
                     since = time.monotonic()

@@ -94,6 +94,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     restarts: bool = True  # whether the handler runs again after its worker has died
     asked: dict[str, AskedQuestion] = field(default_factory=dict[str, AskedQuestion])  # every question so far, by key
     answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])  # not in the journal yet
+    state: list[Raw] = field(default_factory=list[Raw])  # of the handler, with `InputRequired`; a list of at most one
     deaths: int = 0  # workers in a row that died while running this task, without a new entry in the journal
     last_entry: int = 0  # number of the newest entry of the journal when the task was taken over the last time
     progress_token: ProgressToken | None = None  # of the request; it stays valid as long as the task lives

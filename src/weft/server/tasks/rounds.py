@@ -95,11 +95,6 @@ class TaskRound(Round):
             for name, request in self._questions.items()
         }
 
-    def state_entry(self) -> JournalEntry:
-        """Return the handler's own state as an entry of the journal."""
-        assert self.journal.state is not None
-        return JournalEntry("state", value=self.journal.state)
-
     def new_page_id(self) -> str | None:
         """Return an id for a web page, the same in each run of the handler; None if the era has no such ids."""
         if self._call.era.asks_by_rounds:

@@ -48,6 +48,7 @@ _AGAIN_SECONDS = 2.0  # until a task is started again that could not be read
 _HAND_OVER_SECONDS = 2.0  # to note in the Backend that tasks are handed over
 _TURN_SECONDS = 0.02  # between two looks at what still runs
 STOPPED = "The server was stopped before this task was done."
+_SUBMITTED = "weft external work"  # key of `ctx.once` under which work is passed on to a program outside
 _SUBJECT = "tasks"  # of messages to other workers: the id of a task that was cancelled
 
 
@@ -92,6 +93,8 @@ class TaskRunner:
         self._runs: dict[str, TaskRun] = {}  # those whose handlers run
         self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
         self._again: set[str] = set()  # ids of tasks that must run again after their present run
+        self._delayed: dict[str, asyncio.TimerHandle] = {}  # start tasks some time later
+        self._idle: set[str] = set()  # ids of tasks assigned to this worker for which nothing was to be done here
         self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
         self._look_now: asyncio.Event | None = None  # set to look at once
         self._background: set[asyncio.Task[Any]] = set()
@@ -185,7 +188,13 @@ class TaskRunner:
             self._later(_AGAIN_SECONDS, id)
 
     def _later(self, seconds: float, id: str) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
+        if (earlier := self._delayed.pop(id, None)) is not None:
+            earlier.cancel()
+        self._delayed[id] = asyncio.get_running_loop().call_later(seconds, self._start_delayed, id, context=Context())
+
+    def _start_delayed(self, id: str) -> None:
+        del self._delayed[id]
+        self.start(id)
 
     async def _load(self, id: str, *, is_again: bool) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
@@ -208,6 +217,8 @@ class TaskRunner:
         known = TaskJournal()
         for entry in entries:
             known.add(entry)
+        if record.state:
+            known.journal.state = record.state[0]
         record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
         if record is None or not self._is_mine(record):
             await self._settle(id, record)
@@ -251,6 +262,8 @@ class TaskRunner:
             if run.stopped is None:  # the event loop ends
                 run.stopped = "stopping"
             await take_back(run.task)
+        if run.external is None:
+            run.call.cancellation.task = None  # how the run has ended is stored, even if it is stopped now
         if run.becoming is not None:
             await asyncio.wait([run.becoming])
         if not run.is_task:
@@ -279,7 +292,8 @@ class TaskRunner:
 
     async def _conclude(self, run: TaskRun, answer: Answer | None) -> None:
         """Store how a run has ended."""
-        if answer is None or (run.stopped is not None and run.call.cancellation.cancelled):
+        is_cut_short = run.stopped is not None and (run.call.cancellation.cancelled or run.external is not None)
+        if answer is None or is_cut_short:
             await self._conclude_stopped(run)
         elif run.external is not None:
             await self.hand_out(run, run.external)
@@ -311,12 +325,14 @@ class TaskRunner:
                 _fail(record, "The server was stopped, and this task is not run again.", self._limits.task_kept_seconds)
             return True
 
-        await self._records.change(run.id, edit)
+        record = await self._records.change(run.id, edit)
+        if record is None or record.work == "over":
+            await self._settle(run.id, record)
 
     async def _finish(self, run: TaskRun, body: bytes) -> None:
         """Store the result or the error of a task."""
         outcome = _read_outcome(body)
-        too_large = self._check_size(run, body) or self._check_room(run, len(body))
+        too_large = self._check_size(run, body, "result") or self._check_room(run, len(body))
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
@@ -339,14 +355,22 @@ class TaskRunner:
 
         await self._settle(run.id, await self._records.change(run.id, edit))
 
-    def _check_size(self, run: TaskRun, body: bytes) -> str:
-        """Return the error for a result that is too large, or an empty text."""
+    def _check_size(self, run: TaskRun, body: bytes, what: str) -> str:
+        """Return the error for a result or state that is too large, or an empty text."""
         most = self._limits.task_bytes
         if len(body) <= most:
             return ""
         return record_failure(
-            f"{run.call.described} has a result of {len(body)} bytes, more than the {most} that are kept of a task. "
+            f"{run.call.described} has a {what} of {len(body)} bytes, more than the {most} that are kept of a task. "
             "Return a link to it, or raise Limits(task_bytes=...).",
+            debug=self._runtime.debug,
+        )
+
+    def _report_endless(self, run: TaskRun) -> str:
+        """Return the error for a handler that has returned too many questions."""
+        return record_failure(
+            f"{run.call.described} has asked {self._limits.asks_per_call} questions and is still not done. Return a "
+            "result when the answers are there, or raise Limits(asks_per_call=...).",
             debug=self._runtime.debug,
         )
 
@@ -368,6 +392,9 @@ class TaskRunner:
     async def _settle(self, id: str, record: TaskRecord | None) -> None:
         """Forget what is not needed any more of a task that this worker need not run any more."""
         if record is not None and record.work == "over":
+            if (run := self._runs.get(id)) is not None:
+                run.has_ended = True
+            self.shares.shorten(id, record.seconds_left)
             await self._records.forget(record)
         if not self._fleet.is_alone:
             await self._records.unassign(id, self.worker)
@@ -379,8 +406,10 @@ class TaskRunner:
             name: Raw(msgspec.json.encode(_request(request.method, params_of(request))))
             for name, (_, request) in questions.items()
         }
-        if run.round.journal.state is not None:
-            await self._records.append(run.id, run.round.state_entry(), ttl=max(run.expires - time.time(), 1.0))
+        state = run.round.journal.state
+        if state is not None and (too_large := self._check_size(run, bytes(state), "state")):
+            await self._fail(run.id, too_large)
+            return
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
@@ -393,6 +422,10 @@ class TaskRunner:
             for name, asked in missing.items():
                 if asked not in outstanding:
                     record.ask(name, asked, encoded[name])
+            record.state, record.deaths = [] if state is None else [state], 0
+            if len(record.asked) > self._limits.asks_per_call:
+                _fail(record, self._report_endless(run), self._limits.task_kept_seconds)
+                return True
             record.work = "asking" if len(missing) == len(questions) > 0 else "queued"
             return True
 
@@ -406,24 +439,35 @@ class TaskRunner:
     async def hand_out(self, run: TaskRun, external: ExternalWork) -> None:
         """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
 
+        def describe(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.write_progress(record)
+            self.describe_external(record, external)
+            return True
+
         async def submit() -> None:
             await self.submit(run.id, external, run.expires - time.time())
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.write_progress(record)
-            self.note_external(record, external)
+            record.work = "external"
             return True
 
+        if _SUBMITTED not in run.round.journal.once:
+            record = await self._records.change(run.id, describe)  # first, because the program can be very fast
+            if record is None or not self._is_mine(record):
+                await self._settle(run.id, record)
+                return
         try:
-            await run.round.once("weft external work", submit, (), None)
+            await run.round.once(_SUBMITTED, submit, (), None)
         except Exception as error:
             text = str(error) if isinstance(error, ToolError) else "The work could not be passed on"
             log.exception("%s could not pass on its work", run.call.described)
             await self._fail(run.id, text)
             return
-        await self._settle(run.id, await self._records.change(run.id, edit))
+        await self._settle(run.id, await self._records.change(run.id, edit, is_told=False))
 
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
@@ -431,11 +475,8 @@ class TaskRunner:
         await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
         await self.threads.call(external.submit, (id, *external.arguments))
 
-    def note_external(self, record: TaskRecord, external: ExternalWork) -> None:
-        """Write into a record that a program outside does the work, unless that has ended the task already."""
-        if record.work == "over":
-            return
-        record.work = "external"
+    def describe_external(self, record: TaskRecord, external: ExternalWork) -> None:
+        """Write into a record what a program outside needs that does the work."""
         record.message = external.message or record.message
         tool = self._tools.get(record.tool)
         schema = None if tool is None else tool.definition.output_schema
@@ -484,6 +525,7 @@ class TaskRunner:
     async def _look_again(self, now: asyncio.Event) -> None:
         while True:
             try:
+                await self._look_after_own()
                 await self._take_over()
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 _seldom.warning("The tasks of other workers could not be looked at: %s", error)
@@ -491,6 +533,20 @@ class TaskRunner:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await now.wait()
             now.clear()
+
+    async def _look_after_own(self) -> None:
+        """Start the tasks that are assigned to this worker, but which it has not started since the last look.
+
+        That can happen if the Backend failed in the moment of the assignment, and if this server has stopped and runs
+        again. Others must find this worker after its death, also if the Backend has lost data, or took it for dead.
+        """
+        if (left := self._listed_until - time.time()) > 0:
+            await self._records.list_worker(self.worker, ttl=left)
+        known = {*self._running, *self._queue, *self._delayed}
+        idle = {id for id in await self._records.assigned(self.worker) if id not in known}
+        for id in idle & self._idle:
+            self.start(id)
+        self._idle = idle
 
     async def _take_over(self) -> None:
         """Take over tasks of workers that have died, as many as there is room for."""
@@ -546,7 +602,10 @@ class TaskRunner:
 
     async def _hand_over(self) -> None:
         self.is_stopping = True
-        waiting, self._queue = list(self._queue), {}
+        waiting = {*self._queue, *self._delayed, *self._again}
+        for delayed in self._delayed.values():
+            delayed.cancel()
+        self._queue, self._delayed, self._again, self._idle = {}, {}, set(), set()
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -565,6 +624,11 @@ class TaskRunner:
             for id in waiting:
                 await self._fail(id, STOPPED)
         self.threads.stop()
+
+    async def close(self) -> None:
+        """Wait for a moment until all that is written in the background is written."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=_HAND_OVER_SECONDS)
 
     def reopen(self) -> None:
         """Run tasks again after `hand_over`, for a program that runs the same server a second time."""

@@ -165,6 +165,7 @@ class TaskService:
         if work.done() and run.external is not None:
             handing_out = run.surely(partial(self.runner.hand_out, run, run.external))
             work = asyncio.get_running_loop().create_task(handing_out, name="weft-task")
+            run.call.cancellation.task = work
         self.runner.adopt(run, work)
         return record
 
@@ -176,7 +177,8 @@ class TaskService:
             return result
         assert tool.task is not None
         record = self._new_record(call, tool.name, tool.task)
-        self.runner.note_external(record, result)
+        record.work = "external"
+        self.runner.describe_external(record, result)
         await self._create(call, record, TaskJournal())
         try:
             await self.runner.submit(record.id, result, record.seconds_left)
@@ -273,9 +275,9 @@ class TaskService:
         Raises InvalidParams if the answers are too long.
         """
         worker, seconds = self.runner.worker, record.seconds_left
-        size = sum(len(bytes(answer.value)) for answer in (*record.answers.values(), *answers.values()))
-        has_room = self.shares.take(record.id, record.owner, size, seconds)
-        if size > self._limits.task_bytes or not has_room:
+        new = sum(len(bytes(answer.value)) for answer in answers.values())
+        size = new + sum(len(bytes(answer.value)) for answer in record.answers.values())
+        if size > self._limits.task_bytes or not self.shares.take(record.id, record.owner, new, seconds):
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
         await self.runner.assign(record.id, ttl=seconds)
 
@@ -299,6 +301,8 @@ class TaskService:
         after = await self._end_cancelled(before.id)
         if after is None:
             raise _no_task()
+        if after.status != "cancelled":  # it has ended meanwhile
+            call.era.tasks.check_cancel(after)
         return call.era.tasks.cancelled(after)
 
     async def _end_cancelled(self, id: str) -> TaskRecord | None:

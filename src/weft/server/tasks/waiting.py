@@ -7,16 +7,19 @@ status. Of several calls that wait for one task, at any worker, only one asks.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from weft.errors import QuestionFailed
+from weft.errors import InvalidParams, QuestionFailed
 from weft.jsonrpc import encode_notification
+from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
 from weft.server.asking.rounds import Channel
 from weft.server.calls.call import Call
@@ -28,6 +31,9 @@ from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import related_task
 
 _CLAIM_SECONDS = 30.0  # how long a call may ask without renewing its claim; then another one asks
+
+log = logging.getLogger("weft.tasks")
+_seldom = Seldom(log)
 
 _Give = Callable[[TaskRecord, dict[str, GivenAnswer]], Awaitable[None]]  # stores answers
 
@@ -127,7 +133,15 @@ class _Waiting:
         new = [key for key in record.questions if key not in self._asking]
         if (new or self._asking) and await self._is_asker():
             for key in new:
-                self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
+                asking = self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
+                asking.add_done_callback(partial(self._asked, key))
+
+    def _asked(self, key: str, asking: asyncio.Task[None]) -> None:
+        """If a question could not be asked, or its answer could not be stored, let it be asked again soon."""
+        if not asking.cancelled() and (error := asking.exception()) is not None:
+            _seldom.warning("A question of a task could not be asked, and is asked again: %s", error)
+            if self._asking.get(key) is asking:
+                del self._asking[key]
 
     async def _is_asker(self) -> bool:
         """Return whether this call is the one that asks, and stays it for some time."""
@@ -152,4 +166,7 @@ class _Waiting:
             fault = fault_of(question, value)
             unusable = None if fault is None else f"The client's answer cannot be used: {fault}"
             answer = GivenAnswer(value, failure=unusable)
-        await self._give(record, {key: answer})
+        try:
+            await self._give(record, {key: answer})
+        except InvalidParams as error:  # it is too long
+            await self._give(record, {key: GivenAnswer(failure=f"The client's answer cannot be used: {error}")})
