@@ -420,11 +420,11 @@ async def test_alone_a_task_that_pauses_fails_when_the_server_stops(alone: TaskW
         return InputRequired(state=1)
 
     id = await alone.start("poll")
-    await eventually(lambda: alone.runner._due)
+    await eventually(lambda: alone.runner._delayed)
     await alone.server.stop()
     state = await alone.get(id)
     assert (state["status"], state["statusMessage"]) == ("failed", runner_module.STOPPED)
-    assert not alone.runner._due
+    assert not alone.runner._delayed
 
 
 async def test_alone_tasks_that_wait_for_room_fail_when_the_server_stops(studio: Studio) -> None:

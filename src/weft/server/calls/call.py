@@ -179,7 +179,7 @@ class Call:
 
     def copy(self, reply: Reply) -> Call:
         """Return a call with the same request and another reply. It has no session and a cancellation of its own."""
-        return Call(
+        copy = Call(
             self.services,
             self.id,
             self.envelope,
@@ -189,6 +189,8 @@ class Call:
             self._address,
             token_info=self.token_info,
         )
+        copy.spends = self.spends
+        return copy
 
     def end(self) -> None:
         """Break reference cycles, so that the memory of the request is freed without the garbage collector.

@@ -334,6 +334,7 @@ class Engine(Runtime):
             await self._shut_down()
             await asyncio.gather(self.tasks.runner.hand_over(), self.open_calls.cancel(self.limits.drain_seconds))
             await self.sessions.close()
+            await self.tasks.runner.close()
             await self.background.close(self.limits.drain_seconds)
         finally:
             self.subscriptions.reopen()
@@ -344,11 +345,15 @@ class Engine(Runtime):
             self._shutting_down = None
 
     async def hand_over(self) -> None:
-        """Call the functions that are registered with `on_shutdown`, and hand over the tasks. `stop` does this, too."""
+        """Call the functions of `on_shutdown`, and then leave running tasks to other workers, because the server stops.
+
+        This may begin before `stop`, which then waits for the rest.
+        """
         await self._shut_down()
         await self.tasks.runner.hand_over()
 
     async def _shut_down(self) -> None:
+        """Call the functions of `on_shutdown` once. A second call waits for the first."""
         if self._shutting_down is None:
             calls = self._call_shutdown_callbacks()
             self._shutting_down = asyncio.get_running_loop().create_task(calls, name="weft-shutdown")

@@ -18,7 +18,7 @@ from copy import copy
 from functools import partial
 from itertools import chain
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from weft.eras.base import CORE_TYPES
 from weft.errors import (
@@ -311,13 +311,20 @@ Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with the Context of the call
 
 
+class CompleteAnswer(NamedTuple):
+    """An encoded response that a handler returns instead of a result: see `TaskStarter`."""
+
+    status: int  # HTTP status
+    body: bytes
+
+
 class TaskStarter(Protocol):
     """Decides which calls of tools become tasks."""
 
     def handler(self, call: Call, chain: Handler) -> Handler:
         """Return the handler for a call of a tool. `chain` is the handler of a plain call, with all middleware.
 
-        The handler may also return a complete `Answer`.
+        The handler may also return a `CompleteAnswer`.
         """
         ...
 
@@ -389,8 +396,8 @@ class Dispatcher:
 
     def _complete_answer(self, result: Any) -> Answer:
         """Return the answer of a call that has become a task. Raise UsageError if middleware has returned no result."""
-        if self._tasks is not None and isinstance(result, tuple):
-            return cast("Answer", result)
+        if isinstance(result, CompleteAnswer):
+            return result
         raise no_result(self._middleware[0] if self._middleware else None, result)
 
     async def _end(self, call: Call, error: BaseException) -> Answer:
@@ -421,7 +428,7 @@ class Dispatcher:
             error = await _refuse_without_backend(call)
         if isinstance(call.envelope.params, CallToolParams) and (failed := failure_of(call, error)) is not None:
             return 200, encode_result(call.id, call.seal(failed))
-        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability | ClaimsFull):
+        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability | ClaimsFull | Busy):
             await _give_back(call, call.spends)  # the client may repeat the call, perhaps with other answers
         return self.refuse(call, error) if isinstance(error, ProtocolError) else self.fail(call, error)
 

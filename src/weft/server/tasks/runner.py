@@ -48,6 +48,7 @@ _AGAIN_SECONDS = 2.0  # until a task is started again that could not be read
 _HAND_OVER_SECONDS = 2.0  # to note in the Backend that tasks are handed over
 _TURN_SECONDS = 0.02  # between two looks at what still runs
 STOPPED = "The server was stopped before this task was done."
+_SUBMITTED = "weft external work"  # key of `ctx.once` under which work is passed on to a program outside
 _SUBJECT = "tasks"  # of messages to other workers: the id of a task that was cancelled
 
 
@@ -92,7 +93,8 @@ class TaskRunner:
         self._runs: dict[str, TaskRun] = {}  # those whose handlers run
         self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
         self._again: set[str] = set()  # ids of tasks that must run again after their present run
-        self._due: dict[str, asyncio.TimerHandle] = {}  # start tasks after some time, by id
+        self._delayed: dict[str, asyncio.TimerHandle] = {}  # start tasks some time later
+        self._idle: set[str] | None = None  # ids of assigned tasks that did not run at the last look; None before it
         self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
         self._look_now: asyncio.Event | None = None  # set to look at once
         self._has_left_some = False  # whether there was no room for all tasks of dead workers
@@ -133,8 +135,8 @@ class TaskRunner:
         """Run a task as soon as there is room. Its record must be assigned to this worker."""
         if self.is_stopping:
             return  # others take it over
-        if (due := self._due.pop(id, None)) is not None:
-            due.cancel()
+        if (delayed := self._delayed.pop(id, None)) is not None:
+            delayed.cancel()
         if id in self._running:  # its last run is about to end
             self._again.add(id)
             return
@@ -161,7 +163,9 @@ class TaskRunner:
     def _ended(self, id: str, task: asyncio.Task[Any]) -> None:
         if self._running.get(id) is task:
             del self._running[id]
-            self._runs.pop(id, None)
+            run = self._runs.pop(id, None)
+            if run is not None and run.ending is not None:
+                run.ending.cancel()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A task could not be run.", exc_info=error)
         if id in self._again and not self.is_stopping:
@@ -188,8 +192,11 @@ class TaskRunner:
             self._later(_AGAIN_SECONDS, id)
 
     def _later(self, seconds: float, id: str) -> None:
-        if not self.is_stopping:
-            self._due[id] = asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
+        if self.is_stopping:
+            return
+        if (earlier := self._delayed.pop(id, None)) is not None:
+            earlier.cancel()
+        self._delayed[id] = asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
 
     async def _load(self, id: str, *, is_again: bool) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
@@ -256,6 +263,8 @@ class TaskRunner:
             if run.stopped is None:  # the event loop ends
                 run.stopped = "stopping"
             await take_back(run.task)
+        if run.external is None:
+            run.call.cancellation.task = None  # how the run has ended is stored, even if it is stopped now
         if run.becoming is not None:
             await asyncio.wait([run.becoming])
         if not run.is_task:
@@ -284,7 +293,8 @@ class TaskRunner:
 
     async def _conclude(self, run: TaskRun, answer: Answer | None) -> None:
         """Store how a run has ended."""
-        if answer is None or (run.stopped is not None and run.call.cancellation.cancelled):
+        is_cut_short = run.stopped is not None and (run.call.cancellation.cancelled or run.external is not None)
+        if answer is None or is_cut_short:
             await self._conclude_stopped(run)
         elif run.external is not None:
             await self.hand_out(run, run.external)
@@ -316,7 +326,9 @@ class TaskRunner:
                 _fail(record, "The server was stopped, and this task is not run again.", self._limits.task_kept_seconds)
             return True
 
-        await self._records.change(run.id, edit)
+        record = await self._records.change(run.id, edit)
+        if record is None or record.work == "over":
+            await self._settle(run.id, record)
 
     async def _finish(self, run: TaskRun, body: bytes) -> None:
         """Store the result or the error of a task."""
@@ -356,6 +368,14 @@ class TaskRunner:
         text = f"{what}, more than the {most} that are kept of a task. Return a link, or raise Limits(task_bytes=...)."
         return record_failure(text, debug=self._runtime.debug)
 
+    def _report_endless(self, run: TaskRun) -> str:
+        """Return the error for a handler that has returned too many questions."""
+        return record_failure(
+            f"{run.call.described} has asked {self._limits.asks_per_call} questions and is still not done. Return a "
+            "result when the answers are there, or raise Limits(asks_per_call=...).",
+            debug=self._runtime.debug,
+        )
+
     def _check_room(self, run: TaskRun, size: int) -> str:
         """Return the error for a result for which there is no room, or an empty text."""
         left = max(run.expires - time.time(), self._limits.task_kept_seconds)
@@ -374,6 +394,9 @@ class TaskRunner:
     async def _settle(self, id: str, record: TaskRecord | None) -> None:
         """Forget what is not needed any more of a task that this worker need not run any more."""
         if record is not None and record.work == "over":
+            if (run := self._runs.get(id)) is not None:
+                run.has_ended = True
+            self.shares.shorten(id, record.seconds_left)
             await self._records.forget(record)
         if not self._fleet.is_alone:
             await self._records.unassign(id, self.worker)
@@ -396,7 +419,6 @@ class TaskRunner:
             if not self._is_mine(record):
                 return False
             run.write_progress(record)
-            record.state = state
             answered = [record.asked[key] for key in record.answers]
             missing = {name: asked for name, (asked, _) in questions.items() if asked not in answered}
             record.withdraw([key for key in record.questions if record.asked[key] not in missing.values()])
@@ -404,6 +426,10 @@ class TaskRunner:
             for name, asked in missing.items():
                 if asked not in outstanding:
                     record.ask(name, asked, encoded[name])
+            record.state, record.deaths = state, 0
+            if len(record.asked) > self._limits.asks_per_call:
+                _fail(record, self._report_endless(run), self._limits.task_kept_seconds)
+                return True
             record.work = "asking" if len(missing) == len(questions) > 0 else "queued"
             return True
 
@@ -417,24 +443,35 @@ class TaskRunner:
     async def hand_out(self, run: TaskRun, external: ExternalWork) -> None:
         """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
 
+        def describe(record: TaskRecord) -> bool:
+            if not self._is_mine(record):
+                return False
+            run.write_progress(record)
+            self.describe_external(record, external)
+            return True
+
         async def submit() -> None:
             await self.submit(run.id, external, run.expires - time.time())
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
                 return False
-            run.write_progress(record)
-            self.note_external(record, external)
+            record.work = "external"
             return True
 
+        if _SUBMITTED not in run.round.journal.once:
+            record = await self._records.change(run.id, describe)  # first, because the program can be very fast
+            if record is None or not self._is_mine(record):
+                await self._settle(run.id, record)
+                return
         try:
-            await run.round.once("weft external work", submit, (), None)
+            await run.round.once(_SUBMITTED, submit, (), None)
         except Exception as error:
             text = str(error) if isinstance(error, ToolError) else "The work could not be passed on"
             log.exception("%s could not pass on its work", run.call.described)
             await self._fail(run.id, text)
             return
-        await self._settle(run.id, await self._records.change(run.id, edit))
+        await self._settle(run.id, await self._records.change(run.id, edit, is_told=False))
 
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
@@ -442,11 +479,8 @@ class TaskRunner:
         await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
         await self.threads.call(external.submit, (id, *external.arguments))
 
-    def note_external(self, record: TaskRecord, external: ExternalWork) -> None:
-        """Write into a record that a program outside does the work, unless that has ended the task already."""
-        if record.work == "over":
-            return
-        record.work = "external"
+    def describe_external(self, record: TaskRecord, external: ExternalWork) -> None:
+        """Write into a record what a program outside needs that does the work."""
         record.message = external.message or record.message
         tool = self._tools.get(record.tool)
         schema = None if tool is None else tool.definition.output_schema
@@ -493,12 +527,9 @@ class TaskRunner:
             self._looking = asyncio.get_running_loop().create_task(self._look_again(self._look_now), name="weft-tasks")
 
     async def _look_again(self, now: asyncio.Event) -> None:
-        has_resumed = False
         while True:
             try:
-                if not has_resumed:
-                    await self._resume()
-                    has_resumed = True
+                await self._look_after_own()
                 await self._take_over()
             except Exception as error:  # noqa: BLE001 - a Backend may raise anything
                 _seldom.warning("The tasks of other workers could not be looked at: %s", error)
@@ -507,12 +538,25 @@ class TaskRunner:
                     await now.wait()
             now.clear()
 
-    async def _resume(self) -> None:
-        """Start the tasks that this worker had when it was stopped, and that no other worker has taken since."""
-        for id in await self._records.assigned(self.worker):
-            record = await self._records.read(id)
-            if record is not None and self._is_mine(record) and id not in self._running:
+    async def _look_after_own(self) -> None:
+        """Start the tasks that are assigned to this worker, but did not run here at the last look either.
+
+        That can happen if the Backend failed in the moment of the assignment. At the first look, these are the tasks of
+        a server that was stopped and runs again in the same process, unless others have taken them. Others must find
+        this worker after its death, also if the Backend has lost data, or took it for dead.
+        """
+        if (left := self._listed_until - time.time()) > 0:
+            await self._records.list_worker(self.worker, ttl=left)
+        known = {*self._running, *self._queue, *self._delayed}
+        idle = {id for id in await self._records.assigned(self.worker) if id not in known}
+        for id in idle:
+            if id in self._idle if self._idle is not None else await self._is_assigned(id):
                 self.start(id)
+        self._idle = idle
+
+    async def _is_assigned(self, id: str) -> bool:
+        record = await self._records.read(id)
+        return record is not None and self._is_mine(record)
 
     async def _take_over(self) -> None:
         """Take over tasks of workers that have died, as many as there is room for."""
@@ -570,11 +614,10 @@ class TaskRunner:
 
     async def _hand_over(self) -> None:
         self.is_stopping = True
-        ids = [*self._queue, *self._due, *self._running]
-        self._queue.clear()
-        for due in self._due.values():
-            due.cancel()
-        self._due.clear()
+        ids = [*self._queue, *self._delayed, *self._running, *self._again]
+        for delayed in self._delayed.values():
+            delayed.cancel()
+        self._queue, self._delayed, self._again, self._idle = {}, {}, set(), None
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -593,6 +636,11 @@ class TaskRunner:
             for id in ids:
                 await self._fail(id, STOPPED)
         self.threads.stop()
+
+    async def close(self) -> None:
+        """Wait for a moment until all that is written in the background is written."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=_HAND_OVER_SECONDS)
 
     def reopen(self) -> None:
         """Run tasks again after `hand_over`, for a program that runs the same server a second time."""

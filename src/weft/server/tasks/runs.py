@@ -149,6 +149,7 @@ class TaskRun:
         self.stopped: Reason | None = None  # why this run was stopped; None if it was not
         self.task: asyncio.Task[Any] | None = None  # runs the handler
         self.ending: asyncio.TimerHandle | None = None  # stops the handler when the task expires
+        self.has_ended = False  # whether the task has ended, so that nothing more is stored of this run
         self.expires = math.inf  # Unix time at which the task's time to live is over
         self.session_id: str | None = None  # session in which the task was created, if there was one
         self._room = runner
@@ -161,6 +162,7 @@ class TaskRun:
         self._greatest: float | None = None  # greatest progress that was reported
         self._reported = -math.inf  # monotonic time of the last stored progress
         self._storing: asyncio.TimerHandle | asyncio.Task[None] | None = None  # stores progress soon
+        self._is_closed = False  # whether progress is only stored with the end of the run
         self._unfinished: set[asyncio.Task[Any]] = set()  # write to the journal; must not be cancelled
         call.task = self
         self.round = TaskRound(call, self, known)
@@ -206,6 +208,8 @@ class TaskRun:
         self.round.journal.once[key] = value  # at once: the call may become a task in this moment
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
+        if self.has_ended or self.stopped in ("cancelled", "expired"):  # the function was in a thread
+            return
         if self.is_task:
             self._size += len(bytes(value))
             self._entries += 1
@@ -246,6 +250,7 @@ class TaskRun:
 
     async def finish_writing(self) -> None:
         """Wait until all results of `ctx.once` are stored, and progress is not stored any more."""
+        self._is_closed = True
         if isinstance(self._storing, asyncio.TimerHandle):
             self._storing.cancel()
             self._storing = None
@@ -272,7 +277,7 @@ class TaskRun:
         self._store_later()
 
     def _store_later(self) -> None:
-        if self._storing is None:
+        if self._storing is None and not self._is_closed:
             wait = max(self._reported + REPORT_SECONDS - time.monotonic(), 0.0)
             self._storing = asyncio.get_running_loop().call_later(wait, self._store_soon)
 

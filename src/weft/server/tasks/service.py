@@ -28,7 +28,7 @@ from weft.server.calls.call import Call, Handler
 from weft.server.calls.shares import SizedShares
 from weft.server.features.tools import RegisteredTool, Task, Tools
 from weft.server.runtime.admission import Busy
-from weft.server.runtime.dispatch import Answer
+from weft.server.runtime.dispatch import Answer, CompleteAnswer
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import (
     GivenAnswer,
@@ -97,29 +97,28 @@ class TaskService:
             if tool is not None and params.task is not UNSET:
                 call.era.tasks.plan(call.envelope, "forbidden")  # refuses it, or ignores the field
             return chain
-        if call.task is not None:
+        if isinstance(call.task, TaskRun):
             return partial(_in_run, chain)
         plan = call.era.tasks.plan(call.envelope, tool.task.support)
         if plan == "plain":
-            call.task = _PLAIN
             return partial(self._serve_plainly, chain, tool)
         if plan == "must" or not tool.task.after:
             return partial(self._serve_as_task, tool)
         return partial(self._serve_first, tool.task)
 
-    async def _serve_as_task(self, tool: RegisteredTool, call: Call) -> Answer:
+    async def _serve_as_task(self, tool: RegisteredTool, call: Call) -> CompleteAnswer:
         """Store a call as a task, have it run, and return the task."""
         assert tool.task is not None
         if self.runner.is_stopping and self._runtime.fleet.is_alone:
             raise Busy("The server stops. Try again when it runs again.")
         record = self._new_record(call, tool.name, tool.task)
         known = TaskJournal() if call.asker is None else TaskJournal(call.asker.journal)
-        call.asker = None  # its journal is that of the task now
         await self._create(call, record, known)
+        call.asker = None  # its journal is that of the task now
         self.runner.start(record.id)
         return _created(call, record)
 
-    async def _serve_first(self, options: Task, call: Call) -> Answer:
+    async def _serve_first(self, options: Task, call: Call) -> CompleteAnswer:
         """Run the handler. If it is not done within `options.after` seconds, make the call a task, and return it."""
         reply = TaskReply(call.reply)
         run = TaskRun(self.runner, new_task_id(), call.copy(reply), reply, known=None)
@@ -132,9 +131,9 @@ class TaskService:
             record = await self._become_task(call, run, options, work)
             if record is None:
                 await asyncio.wait([work])
+                if run.external is not None:  # only a task can wait for a program outside
+                    raise Busy("The server has no room for this task now. Try again later.")
                 return _answer(work)
-            if run.external is not None and work.done():
-                self.runner.in_background(self.runner.hand_out(run, run.external))
         except asyncio.CancelledError:
             if not run.is_task:
                 run.call.cancellation.cancel(call.cancellation.reason)
@@ -165,17 +164,23 @@ class TaskService:
         finally:
             becoming.set_result(None)
         run.reply.origin = None
+        if work.done() and run.external is not None:
+            handing_out = run.surely(partial(self.runner.hand_out, run, run.external))
+            work = asyncio.get_running_loop().create_task(handing_out, name="weft-task")
+            run.call.cancellation.task = work
         self.runner.adopt(run, work)
         return record
 
     async def _serve_plainly(self, chain: Handler, tool: RegisteredTool, call: Call) -> Any:
         """Run the tool for a client that does not know of tasks. If its work is done outside, wait for the result."""
+        call.task = _PLAIN
         result = await chain(call)
         if not isinstance(result, ExternalWork):
             return result
         assert tool.task is not None
         record = self._new_record(call, tool.name, tool.task)
-        self.runner.note_external(record, result)
+        record.work = "external"
+        self.runner.describe_external(record, result)
         await self._create(call, record, TaskJournal())
         try:
             await self.runner.submit(record.id, result, record.seconds_left)
@@ -272,8 +277,9 @@ class TaskService:
 
         Raises InvalidParams if the answers are too long.
         """
-        size = sum(len(bytes(answer.value)) for answer in (*record.answers.values(), *answers.values()))
-        has_room = self.shares.take(record.id, record.owner, size, record.seconds_left)
+        new = sum(len(bytes(answer.value)) for answer in answers.values())
+        size = new + sum(len(bytes(answer.value)) for answer in record.answers.values())
+        has_room = self.shares.take(record.id, record.owner, new, record.seconds_left)
         if size > self._limits.task_bytes or not has_room:
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
         # If the request that has brought the answers is cancelled, they are stored and the handler runs all the same.
@@ -306,6 +312,8 @@ class TaskService:
         after = await self._end_cancelled(before.id)
         if after is None:
             raise _no_task()
+        if after.status != "cancelled":  # it has ended meanwhile
+            call.era.tasks.check_cancel(after)
         return call.era.tasks.cancelled(after)
 
     async def _end_cancelled(self, id: str) -> TaskRecord | None:
@@ -378,15 +386,15 @@ async def _in_run(chain: Handler, call: Call) -> Any:
     return result
 
 
-def _created(call: Call, record: TaskRecord) -> Answer:
+def _created(call: Call, record: TaskRecord) -> CompleteAnswer:
     """Return the answer to a call that has become a task."""
-    return 200, encode_result(call.id, call.seal(call.era.tasks.created(record)))
+    return CompleteAnswer(200, encode_result(call.id, call.seal(call.era.tasks.created(record))))
 
 
-def _answer(work: asyncio.Task[Answer | None]) -> Answer:
+def _answer(work: asyncio.Task[Answer | None]) -> CompleteAnswer:
     answer = work.result()
     assert answer is not None  # only tasks have none
-    return answer
+    return CompleteAnswer(*answer)
 
 
 def _outcome(record: TaskRecord | None) -> CallToolResult:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, Self, TypeVar, overload
 
 import msgspec
 from msgspec import Raw
@@ -71,23 +71,19 @@ class TaskStore:
     async def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop."""
 
-        def edit(record: TaskRecord) -> bool:
-            if not _is_waiting(record):
-                return False
+        def edit(record: TaskRecord) -> None:
             record.progress, record.total = progress, total
             record.message = progress_text(progress, total, message)
-            return True
 
-        return await self._change(id, edit)
+        return await _change(await self._records(id), id, edit) is not None
 
     async def tell(self, id: str, message: str) -> bool:
         """Show a text to the client as the status of the task. Return False if the task is not waiting any more."""
 
-        def edit(record: TaskRecord) -> bool:
+        def edit(record: TaskRecord) -> None:
             record.message = message[:MOST_MESSAGE]
-            return _is_waiting(record)
 
-        return await self._change(id, edit)
+        return await _change(await self._records(id), id, edit) is not None
 
     async def complete(self, id: str, result: Any = None) -> bool:
         """End a task with a result: a value as the tool's function returns it, or a `CallToolResult`.
@@ -119,9 +115,7 @@ class TaskStore:
                 "the result, or raise TaskStore(..., limits=Limits(task_bytes=...))."
             )
 
-        def edit(record: TaskRecord) -> bool:
-            if not _is_waiting(record):
-                return False
+        def edit(record: TaskRecord) -> None:
             kept = self._limits.task_kept_seconds
             if isinstance(outcome, ProtocolError):
                 record.end("failed", kept_seconds=kept)
@@ -129,12 +123,12 @@ class TaskStore:
             else:
                 record.end("completed", kept_seconds=kept)
                 record.result, record.is_error = encoded, outcome.is_error
-            return True
 
-        has_ended = await self._change(id, edit)
-        if has_ended:
-            await (await self._records(id)).forget_journal(id)
-        return has_ended
+        records = await self._records(id)
+        record = await _change(records, id, edit)
+        if record is not None:
+            await records.forget(record)
+        return record is not None
 
     @overload
     async def ask(
@@ -191,18 +185,6 @@ class TaskStore:
         if stored is not None and (missing := missing_for(stored[0].client_capabilities, request)):
             raise QuestionFailed(missing)
 
-    async def _change(self, id: str, edit: Any) -> bool:
-        """Change the record of a task. Return whether it was waiting for the program."""
-        was_waiting = False
-
-        def noted(record: TaskRecord) -> bool:
-            nonlocal was_waiting
-            was_waiting = _is_waiting(record)
-            return was_waiting and cast("bool", edit(record))
-
-        await (await self._records(id)).change(id, noted)
-        return was_waiting
-
     async def _records(self, id: str) -> TaskRecords:
         """Return the records of the server to which a task belongs."""
         if not is_task_id(id):
@@ -220,6 +202,21 @@ async def publish_scope(whole: Backend, id: str, scope: str, *, ttl: float) -> N
 
 def _scope(id: str) -> str:
     return f"task-server/{id}"
+
+
+async def _change(records: TaskRecords, id: str, edit: Callable[[TaskRecord], None]) -> TaskRecord | None:
+    """Change the record of a task, and return it. Return None if the task is not waiting for the program."""
+    was_waiting = False
+
+    def noted(record: TaskRecord) -> bool:
+        nonlocal was_waiting
+        was_waiting = _is_waiting(record)
+        if was_waiting:
+            edit(record)
+        return was_waiting
+
+    record = await records.change(id, noted)
+    return record if was_waiting else None
 
 
 def _is_waiting(record: TaskRecord) -> bool:
