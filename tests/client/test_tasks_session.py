@@ -250,19 +250,16 @@ async def test_a_question_that_belongs_to_a_task_is_answered_while_iterating() -
     server.task = state("input_required")
     server.on["tasks/result"] = lambda _: SILENCE
     async with asyncio.timeout(LONG), client_of(server, elicit=lambda _: {"name": "Ann"}) as client:
-        seen: list[str] = []
 
-        async def iterate() -> None:
-            async for one in await client.start_tool("t"):
-                seen.append(one.status)
+        async def iterate() -> list[str]:
+            return [one.status async for one in await client.start_tool("t")]
 
         iterating = asyncio.create_task(iterate())
         await server.asked("tasks/result")
         server.say({"id": "q", "method": "elicitation/create", "params": QUESTION})
         await eventually(lambda: any(one.get("id") == "q" for one in server.heard))
         server.task = state("completed")
-        await iterating
-    assert seen == ["input_required", "completed"]
+        assert await iterating == ["input_required", "completed"]
 
 
 # --- answering questions as tasks
@@ -348,9 +345,8 @@ async def test_a_question_is_answered_as_a_task() -> None:
         assert created["createdAt"] == created["lastUpdatedAt"]
         assert len(created["taskId"]) >= 24
         # The param counts, not the metadata.
-        got = (await server.ask("tasks/get", taskId=created["taskId"], _meta={RELATED: {"taskId": "another"}}))[
-            "result"
-        ]
+        misled = {RELATED: {"taskId": "another"}}
+        got = (await server.ask("tasks/get", taskId=created["taskId"], _meta=misled))["result"]
         assert (got["taskId"], got["status"]) == (created["taskId"], "working")
         assert RELATED not in got.get("_meta", {})
         waiting = asyncio.create_task(server.ask("tasks/result", taskId=created["taskId"]))
@@ -454,10 +450,8 @@ async def test_what_was_not_declared_is_answered_as_ever() -> None:
 async def test_the_answer_to_a_question_of_a_task_names_the_task() -> None:
     server, related = Asker(), {RELATED: {"taskId": "of-the-server"}}
     async with asyncio.timeout(LONG), client_of(server, elicit=lambda _: {"name": "Ann"}, roots=[]):
-        assert (await server.ask("elicitation/create", **QUESTION, _meta=related))["result"] == {
-            **ANN,
-            "_meta": related,
-        }
+        answer = (await server.ask("elicitation/create", **QUESTION, _meta=related))["result"]
+        assert answer == {**ANN, "_meta": related}
         assert (await server.ask("roots/list", _meta=related))["result"] == {"roots": [], "_meta": related}
         assert (await server.ask("elicitation/create", **QUESTION, _meta={"x": 1}))["result"] == ANN
 
