@@ -431,6 +431,11 @@ class TaskHandle:
         return self._handle.id
 
     @property
+    def tool(self) -> str:
+        """The name of the tool; "" if it is not known."""
+        return self._handle.tool
+
+    @property
     def immediate_response(self) -> str | None:
         """A text that the model may be told while the task runs, if the server has sent one."""
         return self._handle.immediate_response

@@ -61,7 +61,7 @@ from weft.client.requests.tasks import TaskHandle, Tasks, must_cancel, read_resu
 from weft.client.results import ToolResult
 from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
-from weft.errors import HeaderMismatch, RemoteError, UsageError, WeftError
+from weft.errors import HeaderMismatch, InvalidAnswer, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
@@ -482,12 +482,13 @@ class Client:
         token = None
         if self._has_tasks and link.era.tasks.must_ask(self._facts().capabilities):
             if not self._toolbox.knows(name) and not self._toolbox.is_complete:
-                await self.list_tools()
+                with suppress(RemoteError, InvalidAnswer):  # without the list, the call is made without a task
+                    await self.list_tools()
             params = link.era.tasks.ask(params, self._toolbox.task_support(name), ttl)
             token = link.new_progress_token()
+        send = self._call_as_task if "task" in params else self._exchange.call
         try:
-            options = self._options(name, given, timeout, progress, token)
-            outcome = await self._exchange.call(params, options)
+            outcome = await send(params, self._options(name, given, timeout, progress, token))
         except WeftError as error:
             if not isinstance(error, RemoteError) or error.code != HeaderMismatch.code:
                 trim_traceback(error)
@@ -495,8 +496,12 @@ class Client:
             if self._exchange.cache is not None:  # the client has a wrong or no description of the tool's headers
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
-            outcome = await self._exchange.call(params, self._options(name, given, timeout, progress, token))
+            outcome = await send(params, self._options(name, given, timeout, progress, token))
         if isinstance(outcome, TaskState):
+            if not self._has_tasks:
+                raise InvalidAnswer(
+                    f"The server answered {name[:100]!r} with a task, but this client did not declare tasks."
+                )
             return TaskHandle(self._live_tasks, name, outcome.id, state=outcome, token=token)
         return outcome
 
@@ -510,6 +515,28 @@ class Client:
     ) -> Options:
         headers = self._toolbox.headers(name, arguments)
         return Options(timeout, progress, headers, self._is_manual, progress_token=token)
+
+    async def _call_as_task(self, params: Mapping[str, Any], options: Options) -> ToolResult | TaskState:
+        """Send a call that asks for a task, and return its outcome.
+
+        If the caller stops waiting before the task is known, the task is cancelled as soon as it is known: a request
+        that asks for a task must not be cancelled by a notification.
+        """
+        link = self._connected()
+        calling = link.spawn(self._exchange.call(params, options))
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            if calling.cancelled():
+                link.check_open()  # raises ConnectionFailed if the client was closed
+            cancelling = link.spawn(self._cancel_created(calling))
+            await asyncio.wait([cancelling], timeout=self._limits.close_seconds)
+            raise
+
+    async def _cancel_created(self, calling: asyncio.Task[ToolResult | TaskState]) -> None:
+        outcome = await calling
+        if isinstance(outcome, TaskState):
+            await TaskHandle(self._live_tasks, "", outcome.id).cancel()
 
     async def _follow(self, handle: TaskHandle, timeout: float | None, progress: ProgressCallback | None) -> ToolResult:
         """Wait for the result of a task. If nobody waits for it any more, cancel the task."""

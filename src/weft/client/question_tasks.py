@@ -28,7 +28,7 @@ from weft.types.lifecycle import (
     ElicitationTaskRequests,
     SamplingTaskRequests,
 )
-from weft.types.tasks import TaskState, TaskStatus, related_task
+from weft.types.tasks import RELATED_TASK_KEY, TaskState, TaskStatus, related_task
 
 _ID_BYTES = 18  # of a task id: 144 random bits
 _LEAST_TTL = 1.0  # seconds: shortest time to live of a task
@@ -44,12 +44,17 @@ def task_capability(capabilities: ClientCapabilities) -> ClientTasksCapability |
     return ClientTasksCapability(list={}, cancel={}, requests=ClientTaskRequests(sampling, elicitation))
 
 
+class _Meta(msgspec.Struct):
+    related_task: Raw | UnsetType = msgspec.field(name=RELATED_TASK_KEY, default=UNSET)
+
+
 class _Params(msgspec.Struct, rename="camel"):
     """The params of a request of the server, as far as they are about tasks."""
 
     task: Raw | UnsetType = UNSET
     task_id: str = ""
     cursor: str | None = None
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
 
 
 _read = msgspec.json.Decoder(_Params).decode
@@ -66,6 +71,7 @@ class _QuestionTask:
         self.answer: dict[str, Any] = {}
         self.error: ProtocolError | None = None  # why there is no answer
         self.work: asyncio.Task[None] | None = None  # answers the question
+        self.expiry: asyncio.TimerHandle | None = None  # ends the task when its time to live is over
 
     def end(self, status: TaskStatus, error: ProtocolError | None = None) -> None:
         """Note how the task has ended. Do nothing if it has ended already."""
@@ -102,16 +108,26 @@ class QuestionTasks:
     async def answer(self, method: str, params: Any = None) -> Any:
         """Answer one request of the server, whose params are raw JSON. Raises ProtocolError if there is no answer."""
         messages = self._era().tasks.served
-        if messages is not None and self.capabilities.tasks is not None:
+        if messages is None:
+            return await self._answer_now(method, params)
+        about = _read_params(params)
+        if self.capabilities.tasks is not None:
             if (serve := self._methods.get(method)) is not None:
-                return await serve(messages, _read_params(params))
-            if self._can_be_task(method) and (wish := _read_params(params).task) is not UNSET:
-                return messages.created(self._start(method, params, read_ttl(wish)))
-        return await self._answer_now(method, params)
+                return await serve(messages, about)
+            if self._can_be_task(method) and about.task is not UNSET:
+                return messages.created(self._start(method, params, read_ttl(about.task)))
+        answer = await self._answer_now(method, params)
+        if about.meta is None or about.meta.related_task is UNSET:
+            return answer
+        # The server asks for a task of its own. All messages that belong to a task name it, also the answer.
+        return {**answer, "_meta": {**answer.get("_meta", {}), RELATED_TASK_KEY: about.meta.related_task}}
 
     async def close(self) -> None:
         """Cancel all tasks."""
         working = [task.work for task in self._tasks.values() if task.work is not None]
+        for task in self._tasks.values():
+            if task.expiry is not None:
+                task.expiry.cancel()
         self._tasks.clear()
         for work in working:
             work.cancel()
@@ -143,7 +159,7 @@ class QuestionTasks:
         task = _QuestionTask(most if wanted is None else min(max(wanted, _LEAST_TTL), most))
         self._tasks[task.state.id] = task
         task.work = asyncio.create_task(self._work(task, method, params), name="weft-question")
-        asyncio.get_running_loop().call_later(task.state.ttl, self._expire, task.state.id)
+        task.expiry = asyncio.get_running_loop().call_later(task.state.ttl, self._expire, task.state.id)
         return msgspec.structs.replace(task.state)
 
     async def _work(self, task: _QuestionTask, method: str, params: Any) -> None:

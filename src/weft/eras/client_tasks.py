@@ -24,6 +24,7 @@ from weft.types.tasks import IMMEDIATE_RESPONSE_KEY, NOTHING, TaskState, TaskSta
 
 DEFAULT_POLL = 1.0  # seconds between two requests for the state, if the server does not say
 _LONGEST_POLL = 86_400.0  # seconds, even if the server asks for more
+_LONGEST_ID = 4096  # characters of the id of a task
 
 
 class ClientTasks(Protocol):
@@ -189,7 +190,12 @@ def _decode(message: bytes, type: Any) -> Any:
 
 
 def _state(task: _ExtensionTask | _SessionTask, ttl: float | None, poll: float | None) -> TaskState:
-    """Return the facts that both generations have. `ttl` and `poll` are in milliseconds."""
+    """Return the facts that both generations have. `ttl` and `poll` are in milliseconds.
+
+    Raises InvalidAnswer if the id cannot be one, because each further request repeats it.
+    """
+    if not 0 < len(task.task_id) <= _LONGEST_ID:
+        raise InvalidAnswer(f"The id of the server's task is empty, or longer than {_LONGEST_ID} characters.")
     created = _seconds(task.created_at)
     return TaskState(
         id=task.task_id,

@@ -60,29 +60,44 @@ class _Watch:
     """What the server tells of one task without being asked."""
 
     def __init__(self) -> None:
-        self.users = 0  # how many follow the task
-        self.news = asyncio.Event()  # set when the server has sent a state, or begins or stops to send changes
+        self.followers: set[_Follower] = set()  # all who follow the task
         self.listening: asyncio.Task[None] | None = None  # keeps the stream open on which the server sends changes
         self.listen_after = 0.0  # monotonic time before which the client does not listen
         self.is_acknowledged = False  # whether the server has promised to send each change
-        self.is_complete = False  # whether the state was read since then, so that no change can be missed
-        self._latest: TaskState | None = None
 
     def tell(self, state: TaskState) -> None:
-        """Take a state that the server has sent."""
-        self._latest = state
-        self.news.set()
+        """Give a state that the server has sent to all who follow the task."""
+        for follower in self.followers:
+            follower.latest = state
+        self.wake()
 
-    def take(self) -> TaskState | None:
-        """Return the newest state that the server has sent since the last time, or None."""
-        latest, self._latest = self._latest, None
-        self.news.clear()
-        return latest
+    def wake(self) -> None:
+        """Wake all who follow the task."""
+        for follower in self.followers:
+            follower.news.set()
 
     def set_acknowledged(self, *, is_acknowledged: bool) -> None:
         """Note that the server has promised to send each change, or that its stream is lost."""
-        self.is_acknowledged, self.is_complete = is_acknowledged, False
-        self.news.set()
+        self.is_acknowledged = is_acknowledged
+        for follower in self.followers:
+            follower.is_complete = False
+        self.wake()
+
+
+class _Follower:
+    """One who follows a task: what it has not read yet."""
+
+    def __init__(self, watch: _Watch) -> None:
+        self.watch = watch
+        self.news = asyncio.Event()  # set when the server has sent a state, or begins or stops to send changes
+        self.is_complete = False  # whether the state was read since the server has promised to send each change
+        self.latest: TaskState | None = None  # the newest state that the server has sent
+
+    def take(self) -> TaskState | None:
+        """Return the newest state that the server has sent since the last time, or None."""
+        latest, self.latest = self.latest, None
+        self.news.clear()
+        return latest
 
 
 @dataclass(eq=False)
@@ -109,7 +124,7 @@ class Tasks:
     def close(self) -> None:
         """Let all who follow tasks notice that the client is closed."""
         for watch in self._watches.values():
-            watch.news.set()
+            watch.wake()
 
     def receive(self, method: str, params: bytes) -> None:
         """Take the state of a task from a notification, if the task is followed. Ignore all other notifications."""
@@ -121,15 +136,16 @@ class Tasks:
                     watch.tell(state)
 
     @asynccontextmanager
-    async def watched(self, id: str) -> AsyncGenerator[_Watch]:
+    async def watched(self, id: str) -> AsyncGenerator[_Follower]:
         """Take what the server tells of a task, within the `async with` block."""
         watch = self._watches.setdefault(id, _Watch())
-        watch.users += 1
+        follower = _Follower(watch)
+        watch.followers.add(follower)
         try:
-            yield watch
+            yield follower
         finally:
-            watch.users -= 1
-            if not watch.users:
+            watch.followers.discard(follower)
+            if not watch.followers:
                 del self._watches[id]
                 if watch.listening is not None:
                     watch.listening.cancel()
@@ -172,7 +188,10 @@ class Tasks:
             if error.code != InvalidParams.code:
                 raise
             raise TaskEnded(f"The task does not exist at {self.link.transport.where}: {error.message}") from error
-        return self.link.era.tasks.read_state(message)
+        state = self.link.era.tasks.read_state(message)
+        if state.id != id:
+            raise InvalidAnswer("The server's answer to tasks/get is about another task.")
+        return state
 
     async def send(
         self,
@@ -235,7 +254,8 @@ class TaskHandle:
         self._result = result  # None until it is known
         self._token = token  # progress token of the call, if it stays valid as long as the task
         self._asked: dict[str, asyncio.Task[None]] = {}  # by key: questions that are being answered, or were
-        self._failure: Exception | None = None  # why a question could not be answered
+        self._sent: set[str] = set()  # keys of the questions whose answers the server has taken
+        self._failure: Exception | None = None  # why a question could not be answered, until nobody follows the task
         self._answered = 0.0  # monotonic time at which a question was answered last
         self._fetching: asyncio.Task[bytes] | None = None  # waits for `tasks/result`
         self._followers = 0
@@ -263,7 +283,21 @@ class TaskHandle:
 
         Each answer is the result of the question's request, such as `{"action": "accept", "content": {"name": "Ann"}}`.
         """
-        await self._tasks().send("tasks/update", {"taskId": self.id, "inputResponses": dict(answers)})
+        if self.id is None:
+            raise UsageError("This call was answered without a task, so it asks nothing.")
+        tasks = self._tasks()
+        if tasks.link.era.tasks.result_waits:
+            raise UsageError(
+                f"A task of protocol version {tasks.link.era.version} asks while its result is awaited. Give the "
+                "client functions that answer, such as `elicit=`."
+            )
+        try:
+            await tasks.send("tasks/update", {"taskId": self.id, "inputResponses": dict(answers)})
+        except RemoteError as error:
+            if error.code == InvalidParams.code:
+                await tasks.get(self.id)  # raises TaskEnded if the task does not exist any more
+            raise
+        self._sent.update(answers)
         self._first = None
 
     @overload
@@ -350,10 +384,9 @@ class TaskHandle:
         finally:
             self._followers -= 1
             if not self._followers:
-                for key, asking in list(self._asked.items()):
-                    if not asking.done():
-                        asking.cancel()
-                        del self._asked[key]  # whoever follows the task next answers this question
+                self._failure = None
+                for key in self._asked.keys() - self._sent:
+                    self._asked.pop(key).cancel()  # this question is answered when the task is followed again
                 if self._fetching is not None:
                     self._fetching.cancel()
                     self._fetching = None
@@ -371,9 +404,12 @@ class TaskHandle:
                 since = time.monotonic()
             left = min(since + seconds, began + most) - time.monotonic()
             if left <= 0:
+                is_most = since + seconds >= began + most
+                longer = "Client(..., limits=ClientLimits(task_seconds=...))" if is_most else "timeout="
+                waited = most if is_most else seconds
                 raise RequestTimeout(
-                    f"The task of {self.tool or 'the tool'!r} was not done within {seconds:.4g} s. To wait longer, "
-                    "give `timeout=`; to take it up later, store the id of a handle (`client.start_tool`)."
+                    f"The task of {self.tool or 'the tool'!r} was not done within {waited:.4g} s. To wait longer, give "
+                    f"`{longer}`; to take it up later, store the id of a handle (`client.start_tool`)."
                 )
             await asyncio.wait([work], timeout=left)
         return work.result()
@@ -390,43 +426,52 @@ class TaskHandle:
                 if state.is_final:
                     return _outcome(state)
                 if tasks.is_manual and state.status == "input_required":
-                    raise PendingQuestions(InputRequiredResult(input_requests=_questions(tasks, state)), self)
+                    questions = _questions(tasks, state)
+                    if new := {key: questions[key] for key in questions if key not in self._sent}:
+                        raise PendingQuestions(InputRequiredResult(input_requests=new), self)
         raise AssertionError  # the last state is final
 
     async def _states(self, tasks: Tasks, id: str) -> AsyncGenerator[TaskState]:
         """Yield each state of the task, and answer its questions, until it has ended."""
         state, self._first = self._first or await tasks.get(id), None
         asked = time.monotonic()  # when the client has asked for the state the last time
-        async with tasks.watched(id) as watch:
+        async with tasks.watched(id) as follower:
             while True:
-                self._take_questions(tasks, id, watch, state)
+                self._take_questions(tasks, id, follower.watch, state)
                 yield state
                 if state.is_final:
                     return
                 known = state
                 while _facts(state) == _facts(known):
-                    state, asked = await self._next_state(tasks, id, watch, state, asked)
+                    state, asked = await self._next_state(tasks, id, follower, state, asked)
 
     async def _next_state(
-        self, tasks: Tasks, id: str, watch: _Watch, known: TaskState, asked: float
+        self, tasks: Tasks, id: str, follower: _Follower, known: TaskState, asked: float
     ) -> tuple[TaskState, float]:
-        """Return the next state that the server sends, or that it returns when it may be asked again."""
+        """Return the next state that the server sends, or that it returns when it may be asked again.
+
+        A state that the server sends can be older than `known`. But the times in states alone do not tell that a task
+        goes on: the clocks of a server's workers differ.
+        """
+        watch = follower.watch
         while True:
             tasks.listen(id, watch)
-            pause_seconds = max(known.poll, _LISTENING_POLL if watch.is_complete else _LEAST_POLL)
+            pause_seconds = max(known.poll, _LISTENING_POLL if follower.is_complete else _LEAST_POLL)
             with suppress(TimeoutError):
-                async with asyncio.timeout(asked + pause_seconds - time.monotonic()):
-                    await watch.news.wait()
+                until = asked + pause_seconds if self._failure is None else 0.0
+                async with asyncio.timeout(until - time.monotonic()):
+                    await follower.news.wait()
             tasks.link.check_open()
             if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
-            is_acknowledged, state = watch.is_acknowledged, watch.take()
+                raise self._failure
+            is_acknowledged, state = watch.is_acknowledged, follower.take()
+            if state is not None and not state.is_final and state.updated < known.updated:
+                state = known
             if state is None and time.monotonic() >= asked + max(known.poll, _LEAST_POLL):
                 state, asked = await tasks.get(id), time.monotonic()
             if state is not None:
-                watch.is_complete = is_acknowledged and watch.is_acknowledged
-                return (state if state.updated >= known.updated else known), asked
+                follower.is_complete = is_acknowledged and watch.is_acknowledged
+                return state, asked
 
     # --- questions
 
@@ -452,7 +497,7 @@ class TaskHandle:
         except Exception as error:  # noqa: BLE001 - raised by those who follow the task
             self._failure = error
         self._answered = time.monotonic()
-        watch.news.set()
+        watch.wake()
 
     # --- the result, where a request waits for it
 
@@ -572,7 +617,10 @@ def _outcome(state: TaskState) -> ToolResult:
         raise _cancelled()
     if state.status == "failed":
         raise remote_error(state.error)
-    return _read(state.result, ToolResult)
+    result = _read(state.result, ToolResult)
+    if result.result_type not in (None, "complete"):
+        raise InvalidAnswer(f"The result of the server's task has the resultType {str(result.result_type)[:100]!r}.")
+    return result
 
 
 class _Content(msgspec.Struct):
@@ -624,4 +672,4 @@ def _read(raw: bytes | Raw, type: type[T]) -> T:
 
 def must_cancel(error: BaseException) -> bool:
     """Return whether a call that fails with this error has to cancel its task: nobody waits for it any more."""
-    return isinstance(error, asyncio.CancelledError | RequestTimeout | CannotAnswer)
+    return isinstance(error, asyncio.CancelledError | RequestTimeout | CannotAnswer | InvalidAnswer)
