@@ -277,16 +277,19 @@ async def test_jobs_of_a_worker_that_was_killed_come_back(farm: Farm) -> None:
     assert_rendered(farm, id, rendered, "stable", 2)
 
 
-@pytest.mark.parametrize("era", ERAS)
-async def test_the_server_is_killed_while_the_farm_works(farm: Farm, era: Era) -> None:
-    """The job does not notice it. The client reaches the next server, and gets the result."""
+@pytest.mark.parametrize(("era", "way"), [("stateless", "kill"), ("session", "stop")])
+async def test_the_server_ends_while_the_farm_works(farm: Farm, era: Era, way: Literal["kill", "stop"]) -> None:
+    """The job does not notice it. The client reaches the next server, and gets the result.
+
+    In a session, that takes as long as the lease of a killed server. So here the server is stopped.
+    """
     film = f"barn-{era}"
     farm.permit(film, 1)
     audience = Audience(farm, era)
     async with audience.client:
         id, result = await audience.start(film, 3)
         await farm.until_noted(id, "paint")
-        await asyncio.to_thread(farm.server.kill)
+        await asyncio.to_thread(farm.server.kill if way == "kill" else farm.server.stop)
         farm.permit(film, 3)
         await farm.until_noted(id, "end")
         await asyncio.to_thread(farm.server.start)
