@@ -104,7 +104,7 @@ requirements: | $(BIN)/python
 # Other software for the tests (other SDKs, Node packages, Debian packages) is in .cache, never in git.
 peers-test: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx redis chromium \
-		fetch sqlite pydantic-ai openai-agents langchain google-adk llama-index node-foreign
+		fetch sqlite pydantic-ai openai-agents langchain google-adk llama-index node-foreign celery
 
 peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node

@@ -44,6 +44,8 @@ PYTHON_PINS = {
     "llama-index": ["llama-index-tools-mcp==0.6.0"],
 }
 FOREIGN = ("fetch", "sqlite", "pydantic-ai", "openai-agents", "langchain", "google-adk", "llama-index", "node-foreign")
+# What a user installs beside Weft, to hand the work of tasks to Celery.
+CELERY_PINS = ["celery[redis]==5.7.0", "hiredis>=3.0"]
 # What makes a peer's uvicorn quicker than its own dependencies do; apart, to measure the peers both ways.
 ENGINE_PINS = ["uvloop", "httptools"]
 
@@ -57,6 +59,7 @@ LEFT_OUT = {
     "engine": "make bench",
     "nginx": "tests/interop and tests/fleet (processes behind a proxy) and make conformance-fleet",
     "redis": "tests/backends (the backend in Redis), tests/fleet and make conformance-fleet",
+    "celery": "tests/interop (tasks whose work is done by Celery)",
     "weft": "make bench",
     "weft_fastapi": "make bench",
     "wrk": "make bench",
@@ -196,6 +199,8 @@ def ensure(name: str) -> None:
         weft_alone()
     elif name == "weft_fastapi":
         weft_alone(name, "fastapi", "opentelemetry-api")
+    elif name == "celery":
+        weft_alone(name, *CELERY_PINS)
     elif name in PYTHON_PINS:
         python_peer(name)
     else:

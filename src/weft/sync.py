@@ -1,4 +1,4 @@
-"""Call a server from programs that do not use asyncio: `weft.sync.Client`.
+"""Call a server, or report on tasks, from programs that do not use asyncio: `weft.sync.Client`, `weft.sync.TaskStore`.
 
     from weft.sync import Client
 
@@ -12,6 +12,9 @@ client is not closed, it is closed when the program ends.
 Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
 run in other threads, and may call the client. Functions for progress and log messages run in the client's thread, and
 must not call the client, because the call would wait for itself.
+
+`weft.sync.TaskStore` has all methods of `weft.TaskStore`, for programs to which a server hands the work of its tasks.
+It has a thread of its own, too.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import urlsplit
 
+from weft.backends import Backend, open_backend
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
 from weft.client.client import joined_name
 from weft.client.results import PendingQuestions
 from weft.errors import ConnectionFailed, UsageError, WeftError
+from weft.limits import DEFAULT_LIMITS, Limits
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
@@ -44,12 +49,15 @@ if TYPE_CHECKING:
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.requests.tasks import TaskHandle as AsyncTaskHandle
     from weft.client.results import Change, ToolResult
+    from weft.server.asking.asks import Elicitation
+    from weft.server.tasks.store import TaskStore as AsyncTaskStore
     from weft.types.base import Implementation
     from weft.types.features import Tool
+    from weft.types.interaction import InputRequest
     from weft.types.lifecycle import ServerCapabilities
     from weft.types.tasks import TaskState
 
-__all__ = ["Client", "JoinedTool", "Listening", "TaskHandle", "join_tools"]
+__all__ = ["Client", "JoinedTool", "Listening", "TaskHandle", "TaskStore", "join_tools"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,8 +70,9 @@ _END_SECONDS = 15.0  # how long to wait until the client is closed and its threa
 class _LoopThread:
     """An event loop that runs in a daemon thread."""
 
-    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]], owner: str = "client") -> None:
         self._last = last  # called and awaited before the loop ends
+        self._owner = owner  # whose thread this is, for messages
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()  # set when the loop is to end
         self._lock = threading.Lock()  # prevents that a coroutine is given to a loop that has ended
@@ -80,17 +89,18 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
-                "The client cannot be called in its own thread, where progress and log functions run; use another one."
+                f"The {self._owner} cannot be called in its own thread, where progress and log functions run; use "
+                "another one."
             )
         with self._lock:
             if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
                 work.close()
-                raise UsageError("The client is closed, or its process was forked; make a new one.")
+                raise UsageError(f"The {self._owner} is closed, or its process was forked; make a new one.")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return _result(future)
         except CancelledError:
-            raise ConnectionFailed("The client was closed meanwhile.") from None
+            raise ConnectionFailed(f"The {self._owner} was closed meanwhile.") from None
         except BaseException:
             future.cancel()
             raise
@@ -495,6 +505,99 @@ class TaskHandle:
 
 async def _next_or_none(iterator: AsyncIterator[R]) -> R | None:
     return await anext(iterator, None)
+
+
+class TaskStore:
+    """Reports on tasks from programs without asyncio, such as a Celery worker. It has the methods of `weft.TaskStore`.
+
+    tasks = TaskStore("redis://localhost:6379")
+    if tasks.progress(task_id, 3, 10, "rendering"):
+        tasks.complete(task_id, {"frames": 10})
+
+    It connects with the first call, so it may be made in a module, before the program forks. Several threads can use it
+    at the same time. `backend` is a URL, or a backend object that nothing else uses.
+    """
+
+    def __init__(self, backend: str | Backend, *, prefix: str = "weft:", limits: Limits = DEFAULT_LIMITS) -> None:
+        from weft.server.tasks.store import TaskStore as AsyncTaskStore  # clients do not need the code of servers
+
+        opened = open_backend(backend, prefix=prefix) if isinstance(backend, str) else backend
+        if opened.is_local:
+            raise UsageError(
+                "weft.sync.TaskStore cannot use the memory of a server, which belongs to the server's event loop. Use "
+                "`weft.TaskStore` there, or give both a backend that processes share, such as redis://localhost:6379."
+            )
+        self._asynchronous: AsyncTaskStore = AsyncTaskStore(opened, limits=limits)
+        self._thread: _LoopThread | None = None  # started by the first call
+        self._starting = threading.Lock()  # held while the thread is started
+        self._finalizer: weakref.finalize[Any, Any] | None = None  # closes the store, also when the program ends
+
+    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in the thread of the store, and return its result."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = _LoopThread(self._asynchronous.close, "task store")
+                self._finalizer = weakref.finalize(self, self._thread.end)
+        try:
+            return self._thread.run(work)
+        except WeftError as error:
+            trim_traceback(error)
+            raise
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait_for(self._asynchronous.__aenter__())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections to the backend. The store cannot be used again."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def status(self, id: str) -> TaskState | None:
+        """Return the state of a task; None if there is no such task, or if it has expired."""
+        return self._wait_for(self._asynchronous.status(id))
+
+    def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
+        """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop."""
+        return self._wait_for(self._asynchronous.progress(id, progress, total, message))
+
+    def tell(self, id: str, message: str) -> bool:
+        """Show a text to the client as the status of the task. Return False if the task is not waiting any more."""
+        return self._wait_for(self._asynchronous.tell(id, message))
+
+    def complete(self, id: str, result: Any = None) -> bool:
+        """End a task with a result; see `weft.TaskStore.complete`. Return False if it is not waiting any more."""
+        return self._wait_for(self._asynchronous.complete(id, result))
+
+    def fail(self, id: str, error: str | Exception) -> bool:
+        """End a task that has failed; see `weft.TaskStore.fail`. Return False if it is not waiting any more."""
+        return self._wait_for(self._asynchronous.fail(id, error))
+
+    @overload
+    def ask(
+        self, id: str, question: str, schema: type[R], *, key: str | None = None, timeout: float | None = None
+    ) -> Elicitation[R]: ...
+
+    @overload
+    def ask(
+        self, id: str, question: str, schema: Mapping[str, Any], *, key: str | None = None, timeout: float | None = None
+    ) -> Elicitation[dict[str, Any]]: ...
+
+    @overload
+    def ask(self, id: str, question: InputRequest, *, key: str | None = None, timeout: float | None = None) -> Any: ...
+
+    def ask(
+        self, id: str, question: Any, schema: Any = None, *, key: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Ask the user, and wait for the answer; see `weft.TaskStore.ask`."""
+        return self._wait_for(self._asynchronous.ask(id, question, schema, key=key, timeout=timeout))
 
 
 @dataclass(frozen=True, slots=True)

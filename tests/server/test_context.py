@@ -338,3 +338,15 @@ async def test_a_session_over_a_pipe_has_an_id_too() -> None:
         first, second = [(await client.call_tool("id")).text for _ in range(2)]
         assert first == second != "None"
         assert (await other.call_tool("id")).text != first
+
+
+async def test_a_call_that_cannot_be_a_task() -> None:
+    """`ctx.task` is there all the same, so that type checkers accept `ctx.task.id` and `ctx.task.external(...)`."""
+    assert await facts(lambda ctx: str(ctx.task.id)) == "None"
+
+    def hand_over(ctx: Context) -> str:
+        with pytest.raises(UsageError, match=r"Register the tool with task='optional' or task='required'\."):
+            ctx.task.external(print)
+        return "refused"
+
+    assert await facts(hand_over) == "refused"

@@ -84,6 +84,10 @@ class ServerProcess:
         """End the program as an administrator does who is in a hurry: calls that still run are not awaited."""
         self._end(signal.SIGTERM, signal.SIGINT)
 
+    def stop_gently(self) -> None:
+        """End the program as a rolling restart does: calls that still run may end."""
+        self._end(signal.SIGTERM)
+
     def _end(self, *signals: signal.Signals) -> None:
         if self._process is None:
             return

@@ -28,6 +28,7 @@ from weft.server.calls.connection import Connection, TokenInfo
 from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
+from weft.server.tasks.runs import CallTask, NoTask
 from weft.types.base import Implementation, LogLevel, RequestId, Result
 from weft.types.interaction import CreateMessageResult, ListenParams, ListRootsResult, Root, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams
@@ -35,7 +36,6 @@ from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressP
 if TYPE_CHECKING:
     from weft.server.api.server import Server
     from weft.server.runtime.runtime import Runtime
-    from weft.server.tasks.runs import CallTask
 
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 _server_log = logging.getLogger("weft.context")
 _seldom = Seldom(_server_log)  # limits warnings that a client can cause very often
 
+_NO_TASK = NoTask()
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 _TOO_FAST = (
@@ -132,12 +133,12 @@ class Context:
         return self._state
 
     @property
-    def task(self) -> CallTask | None:
-        """The task of this call, if the tool was registered with `task=`; else None.
+    def task(self) -> CallTask:
+        """The task of this call: its id, and how to hand its work over, if the tool was registered with `task=`.
 
         `ctx.task.id` is None while the call is not a task, because the client gets a plain answer.
         """
-        return None if self._call.task is None else cast("CallTask", self._call.task.public)
+        return _NO_TASK if self._call.task is None else cast("CallTask", self._call.task.public)
 
     @property
     def headers(self) -> Mapping[str, str]:

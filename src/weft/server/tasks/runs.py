@@ -79,6 +79,19 @@ class CallTask:
         return ExternalWork(submit=submit, arguments=args, message=message)
 
 
+class NoTask(CallTask):
+    """Stands for the task of a call that cannot become one: of a tool without `task=`, a resource or a prompt."""
+
+    __slots__ = ()
+
+    def external(self, submit: Callable[..., Any], *args: Any, message: str | None = None) -> Any:
+        """Raise UsageError: there is no task whose work could be handed over."""
+        raise UsageError(
+            "ctx.task.external(...) hands over the work of a task. Register the tool with task='optional' or "
+            "task='required'."
+        )
+
+
 class PlainCall:
     """Stands for the task of a call that gets a plain answer, because its client does not know of tasks."""
 
