@@ -13,7 +13,7 @@ LOWEST := .cache/lowest
 export PYTHONDONTWRITEBYTECODE :=
 
 # These tests measure servers under attack, and while processes die, so they run alone.
-ALONE := tests/attacks tests/fleet/test_chaos.py
+ALONE := tests/attacks tests/fleet/test_chaos.py tests/fleet/test_chaos_tasks.py
 # Most tests wait more than they compute: eight workers need less than a third of the time of one, even on two cores.
 # The slowest tests start first, so that all workers finish at about the same time.
 AT_ONCE := --numprocesses 8 --dist loadfile --no-loadscope-reorder

@@ -40,7 +40,12 @@ META = {
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-TASKS = META | {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
+TASKS = META | {
+    "io.modelcontextprotocol/clientCapabilities": {
+        "elicitation": {"form": {}},
+        "extensions": {"io.modelcontextprotocol/tasks": {}},
+    }
+}
 ASKABLE = META | {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
 EXPECTED_TEXT = "5"
 BOARD = "bench://board"

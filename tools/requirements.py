@@ -44,7 +44,8 @@ Rows: not counted yet.
 - An id such as `HDR-20` names a row of the protocol, and `@pytest.mark.spec("HDR-20")` a test that proves it. `R12` is
   a rule and `D6` a default for hostile input; their tests have `@pytest.mark.security("R12")`.
 - Tasks stand here twice: in brief with the protocol, and in detail at the end. There a letter names a part: `TASK-12a`
-  is of `TASK-12`, and has the tests of the whole row where none names the part. `new-1` and `L11-u1` stand only there.
+  is of `TASK-12`: where no test names the part, it has the tests of the whole row, which has those of all its parts.
+  `new-1` and `L11-u1` stand only there.
 - The level is the word of the specification; "fact" is something that only its schema or an example says.
 - Who must do it: `srv` a server, `cli` a client, `both`, `AS` an authorization server, `rcv` the side that receives the
   request, `host` the program around a client, `mid` a proxy. The last two are not the work of a library.
@@ -176,10 +177,17 @@ def line_of(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _tests_of(row: str, tests: dict[str, dict[str, int]], left_out: Mapping[str, Mapping[str, str]]) -> str:
+def whole_of(row: str) -> str:
+    """Return the row of which a row is a part: `TASK-12` for `TASK-12a`; for others, the row itself."""
     part = _PART.fullmatch(row)
-    whole = part[1] if part else row
+    return part[1] if part else row
+
+
+def _tests_of(row: str, tests: dict[str, dict[str, int]], left_out: Mapping[str, Mapping[str, str]]) -> str:
+    whole = whole_of(row)
     found = tests.get(row) or tests.get(whole, {})
+    if row == whole:
+        found = {test: named for part in tests if whole_of(part) == whole for test, named in tests[part].items()}
     reasons = dict.fromkeys(left_out[side][whole] for side in left_out if whole in left_out[side])
     if not found:
         return ": ".join(["no test", *(["; ".join(reasons)] if reasons else [])])

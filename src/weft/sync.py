@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from weft.backends import Backend, open_backend
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
-from weft.client.client import joined_name
+from weft.client.joining import joined_name
 from weft.client.results import PendingQuestions
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.limits import DEFAULT_LIMITS, Limits

@@ -7,7 +7,7 @@ import pytest
 
 import weft.sync
 from weft import Client, Server
-from weft.client.client import join_tools
+from weft.client.joining import join_tools
 from weft.errors import UsageError
 from weft.types.base import Implementation
 from weft.types.features import Prompt, Resource, ResourceTemplate, Tool, ToolAnnotations

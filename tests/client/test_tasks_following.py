@@ -325,7 +325,8 @@ async def test_a_handle_that_is_given_up_leaves_the_task_alone(way: str) -> None
         server.task = done("later")
         assert (await handle.result()).text == "later"
     assert not server.calls("tasks/cancel")
-    assert not server.calls("notifications/cancelled")
+    [call] = server.calls("tools/call")  # a request for its state may be cancelled, if one was on its way
+    assert all(one["params"]["requestId"] != call["id"] for one in server.calls("notifications/cancelled"))
 
 
 async def test_the_longest_time_for_a_task_is_a_limit() -> None:

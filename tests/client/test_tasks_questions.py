@@ -10,6 +10,7 @@ from support.task_servers import NAME, Refusal, TaskServer, done, form, result, 
 from weft import CannotAnswer, Client, ClientLimits, Context, InvalidAnswer, RemoteError, Server, Task, UsageError
 from weft.client import FormQuestion, PendingQuestions
 from weft.types import TextContent
+from weft.types.tasks import RELATED_TASK_KEY
 
 LONG = 30
 ANN = {"action": "accept", "content": {"name": "Ann"}}
@@ -39,7 +40,7 @@ class Answering(TaskServer):
         return {**self.task, "resultType": "complete"}
 
 
-@pytest.mark.spec("TASK-17a", "TASK-17b", "TASK-17c", "new-15")
+@pytest.mark.spec("TASK-17a", "TASK-17b", "TASK-17c", "TASK-35", "new-15")
 @pytest.mark.parametrize("lingers", [0, 5])
 async def test_each_question_is_asked_and_answered_once(lingers: int) -> None:
     """With the function, the checks and the name of the server that a direct question has."""
@@ -58,6 +59,8 @@ async def test_each_question_is_asked_and_answered_once(lingers: int) -> None:
     keys = [key for update in updates for key in update["params"]["inputResponses"]]
     assert sorted(keys) == ["a", "b", "c"]
     assert server.answers["c"] == {"action": "accept", "content": {"name": "C?"}}
+    assert all(update["params"].keys() == {"taskId", "inputResponses", "_meta"} for update in updates)
+    assert all(RELATED_TASK_KEY not in update["params"]["_meta"] for update in updates)
 
 
 async def test_a_quick_answer_does_not_wait_for_a_slow_one() -> None:

@@ -51,7 +51,7 @@ class Worker:
         until(lambda: " ready." in self._log.read_text(), "the worker is ready")
 
     def end(self, sign: signal.Signals) -> None:
-        """Send a signal to the worker, and wait until it has ended. SIGKILL is for its children, too: a power failure."""
+        """Send a signal to the worker, and wait until it has ended. SIGKILL ends its children, too: a power failure."""
         if self._process is not None:
             if sign == signal.SIGKILL:
                 os.killpg(self._process.pid, sign)
@@ -322,7 +322,7 @@ async def test_jobs_wait_for_a_worker(farm: Farm) -> None:
         handle = await audience.client.start_tool("render_film", {"film": "shed", "frames": 1})
         assert handle.id is not None
         async with asyncio.timeout(PATIENCE):
-            while (state := await handle.status()).message is None:
+            while (state := await handle.status()).message is None:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.01)
         assert (state.status, state.message) == ("working", "waiting for the farm")
         await asyncio.to_thread(farm.worker.start)

@@ -66,7 +66,7 @@ def weft_port() -> Iterator[int]:
 def facts(request: pytest.FixtureRequest) -> Facts:
     """What an old client learnt from a server, over one of the transports."""
     server, client, way = request.param.split("-")
-    about = {"of": server, "way": way}
+    about = {"of": server, "client": client, "way": way}
     if way == "stdio":
         return about | drive(client, way, *WEFT, LIBRARY)
     if way == "sse":
@@ -142,7 +142,10 @@ def test_prompt_and_complete(facts: Facts) -> None:
 
 def test_progress(facts: Facts) -> None:
     heard = facts["progress"]["heard"]
-    assert [[progress, total] for progress, total, _ in heard] == [[number, 5] for number in range(1, 6)]
+    expected = [[number, 5] for number in range(1, 6)]
+    if facts["client"] == "typescript1" and len(heard) == 4:
+        del expected[4:]  # it calls `onprogress` a moment later, and forgets it if it reads the answer before
+    assert [[progress, total] for progress, total, _ in heard] == expected
     assert heard[2][2] == "Found The Hound of the Baskervilles"
     assert facts["progress"]["text"] == "5 books, 0 of them lent."
 

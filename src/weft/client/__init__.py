@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from weft.foreign import lazily
 
 if TYPE_CHECKING:
-    from weft.client.client import JoinedTool, join_tools
     from weft.client.config import read_config
     from weft.client.connection.transport import PipeTransport, Transport
     from weft.client.handlers import CommandQuestion, ToolCall, command_question
+    from weft.client.joining import JoinedTool, join_tools
     from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
     from weft.client.requests.cache import CacheStore, MemoryCacheStore, ResponseCache
     from weft.client.requests.tasks import TaskHandle
@@ -36,7 +36,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "weft.client.client": ("JoinedTool", "join_tools"),
+        "weft.client.joining": ("JoinedTool", "join_tools"),
         "weft.client.config": ("read_config",),
         "weft.client.connection.transport": ("PipeTransport", "Transport"),
         "weft.client.handlers": ("CommandQuestion", "ToolCall", "command_question"),

@@ -30,6 +30,7 @@ async def settle() -> None:
 @pytest.mark.spec("L11-46b", "L11-47b")
 async def test_the_answer_is_the_cancelled_task(shop: Workshop, client: AppTaskPeer) -> None:
     task = await client.start("hold")
+    await settle()
     result = (await client.cancel(task["taskId"]))["result"]
     assert result.keys() == {*task, "statusMessage"}
     assert (result["status"], result["statusMessage"]) == ("cancelled", "The task was cancelled.")
@@ -61,6 +62,7 @@ async def test_a_handler_that_goes_on_changes_nothing(shop: Workshop, client: Ap
 @pytest.mark.spec("L11-46b", "L11-u2")
 async def test_a_plain_function_that_goes_on_changes_nothing(shop: Workshop, client: AppTaskPeer) -> None:
     task = await client.start("grind")
+    await settle()
     result = (await client.cancel(task["taskId"]))["result"]
     shop.released.set()
     await eventually(lambda: shop.said == ["ground"])

@@ -89,7 +89,7 @@ async def test_a_task_of_nobody_is_not_one_of_somebody() -> None:
 
 @pytest.mark.spec("TASK-34b")
 async def test_a_caller_has_its_tasks_at_every_worker_and_with_every_token() -> None:
-    """The same principal with a newer token, at another worker; and a principal of another issuer with the same name."""
+    """The same principal has a newer token, at another worker; another issuer has a principal of the same name."""
     backend, tokens = (
         MemoryBackend(),
         StaticTokens(

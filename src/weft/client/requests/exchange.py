@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeAlias, TypeVar, cast
@@ -117,7 +117,7 @@ class Exchange:
         """Send a request, answer the server's questions, and return the result twice: decoded, and as JSON bytes."""
         return self._rounds(method, params, Options(), partial(_read_page, type))
 
-    def call(self, params: Mapping[str, Any], options: Options) -> Awaitable[ToolResult | TaskState]:
+    def call(self, params: Mapping[str, Any], options: Options) -> Coroutine[Any, Any, ToolResult | TaskState]:
         """Send `tools/call`, answer the server's questions, and return the result, or the task of the call."""
         return self._rounds("tools/call", params, options, partial(self._read_call, params))
 

@@ -277,8 +277,11 @@ class TaskRecords:
     # The journal.
 
     async def begin_journal(self, id: str, request: bytes, entries: Sequence[JournalEntry], *, ttl: float) -> None:
-        """Write the request of a new task, encoded by `encode_request`, and what was recorded before it was a task."""
-        await self._backend.log.append(_journal(id), request, ttl=ttl, most=_ENDLESS)
+        """Write the request of a new task, encoded by `encode_request`, and what was recorded before it was a task.
+
+        The request is no entry of the log: even a short log has 4 KiB in Redis, which most waiting tasks do not need.
+        """
+        await self._store.put(_request(id), request, ttl=ttl)
         for entry in entries:
             await self.append(id, entry, ttl=ttl)
 
@@ -292,15 +295,14 @@ class TaskRecords:
 
     async def forget_journal(self, id: str) -> None:
         """Delete the journal of a task that has ended."""
-        await self._backend.log.delete(_journal(id))
+        await asyncio.gather(self._store.delete(_request(id)), self._backend.log.delete(_journal(id)))
 
     async def read_journal(self, id: str) -> tuple[TaskRequest, list[JournalEntry]] | None:
-        """Return the request of a task and the entries of its journal; None if there is no journal."""
-        rows = await self._backend.log.read(_journal(id), 0)
-        if not rows:
-            return None
-        (_, request), *entries = rows
-        return _decode_request(request), [_decode_entry(entry) for _, entry in entries]
+        """Return the request of a task and the entries of its journal; None if there is no request."""
+        request, rows = await asyncio.gather(self._store.get(_request(id)), self._backend.log.read(_journal(id), 0))
+        return (
+            None if request is None else (_decode_request(request), [_decode_entry(entry) for _, entry in rows or ()])
+        )
 
     # The tasks of a worker.
 
@@ -352,6 +354,10 @@ def _call(wake: Callable[[], object]) -> None:
 
 def _record(id: str) -> str:
     return f"task/{id}"
+
+
+def _request(id: str) -> str:
+    return f"task-request/{id}"
 
 
 def _journal(id: str) -> str:
