@@ -477,7 +477,7 @@ async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive,
         await receive()
         await send({"type": "lifespan.startup.failed", "message": text})
         return
-    _seldom.error("%s", text)
+    _seldom.error("%s", text, about=text)
     if scope["type"] == "http":
         await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, text, code=InternalError.code))
 
