@@ -29,7 +29,7 @@ def library(started: Callable[..., NginxDeployment]) -> NginxDeployment:
 def facts(request: pytest.FixtureRequest, library: NginxDeployment) -> Facts:
     """What an old client learnt from the library, and which processes have answered it."""
     client, way = request.param.split("-")
-    about, before = {"of": "weft", "way": way}, len(library.passed)
+    about, before = {"of": "weft", "client": client, "way": way}, len(library.passed)
     if way == "sse":
         return about | drive(client, way, f"http://127.0.0.1:{library.port}/sse")
     with cutting(library.port, b"Ringing back") as cut:
