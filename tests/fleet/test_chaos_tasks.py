@@ -80,15 +80,21 @@ async def watch(handle: TaskHandle, scene: str, tally: Tally) -> None:
 
 
 def judge(painted: Sequence[Painted], tally: Tally) -> dict[str, int]:
-    """Count the effects. A second one is explained only if the worker of the first died before its record."""
+    """Count the effects. A second one is explained only if the worker of the first died before its record.
+
+    That can only be the last effect of this worker in the task: it has stored all earlier ones before the next step.
+    """
     by_step: dict[tuple[str, int], list[Painted]] = {}
+    last: dict[tuple[str, int], Painted] = {}  # effect of each process in each task
     for one in painted:
         by_step.setdefault((one.scene, one.frame), []).append(one)
+        last[one.scene, one.process] = one
     blamed: Counter[int] = Counter()
     for step, effects in by_step.items():
         for one in effects[:-1]:
             died = tally.killed.get(one.process)
-            if died is None or not 0 <= died - one.at < RECORD_SECONDS:
+            is_last = last[one.scene, one.process] is one
+            if died is None or not is_last or not 0 <= died - one.at < RECORD_SECONDS:
                 tally.errors.append(f"{step} happened twice: {effects}, died {died}")
             blamed[one.process] += 1
     return {
