@@ -14,6 +14,7 @@ from support.deployments import NginxDeployment, ServerProcess, behind_nginx
 from support.notes import Notes
 from weft import Client
 from weft.client import TaskHandle, TaskState
+from weft.eras.base import EraName
 
 SERVER = Path(__file__).parent / "servers" / "chaos_tasks.py"
 WORKERS = 8
@@ -121,7 +122,8 @@ async def test_workers_die_every_second_and_each_step_of_each_task_happens_once(
     tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
     with behind_nginx(SERVER, tmp_path / "chaos", count=WORKERS) as deployment:
-        tally, eras = Tally(), ("stateless", "session")
+        tally = Tally()
+        eras: tuple[EraName, ...] = ("stateless", "session")
         clients = [Client(deployment.url, eras=[era]) for era in eras for _ in range(CLIENTS)]
         for client in clients:
             await client.connect()
