@@ -13,7 +13,7 @@ from typing import NamedTuple
 from support.deployments import NginxDeployment, ServerProcess, behind_nginx
 from support.notes import Notes
 from weft import Client
-from weft.client import TaskHandle, TaskState
+from weft.client import TaskHandle
 from weft.eras.base import EraName
 
 SERVER = Path(__file__).parent / "servers" / "chaos_tasks.py"
@@ -69,7 +69,7 @@ async def kill_workers(deployment: NginxDeployment, tally: Tally) -> None:
 async def watch(handle: TaskHandle, scene: str, tally: Tally) -> None:
     """Wait for the result of one task, as a user of the client does."""
 
-    def show(_: TaskState) -> None:
+    def show(_: object) -> None:
         tally.messages += 1
 
     try:
