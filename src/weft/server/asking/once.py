@@ -39,7 +39,8 @@ class Once:
     `results` has the results of earlier rounds. `logical` is the id of the logical call. If several requests with the
     same id run at the same time, the first request calls the function, and the other requests wait for its result. By
     default, there is no id, because there is only one request. `peer` is the client, for limits. `keep` stores each new
-    result elsewhere too, before it is returned. `threads` runs plain functions (default: those of all calls).
+    result elsewhere too, before it is returned. `threads` runs plain functions (default: those of all calls). `holder`
+    names the task that calls the functions, if there is one: another worker may go on with it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Once:
         peer: str = "",
         keep: Callable[[str, msgspec.Raw], Awaitable[None]] | None = None,
         threads: Threads | None = None,
+        holder: bytes | None = None,
     ) -> None:
         self._services = services
         self._results = results
@@ -58,6 +60,7 @@ class Once:
         self._peer = peer
         self._keep = keep
         self._threads = threads or services.threads
+        self._holder = holder
         self._locks: dict[str, asyncio.Lock] = {}  # By key: of two concurrent calls, the second one waits.
         self.began = False  # Whether a function was called, with any outcome.
 
@@ -91,7 +94,7 @@ class Once:
                     make_once: Callable[[], Awaitable[bytes]] = make
                     if self._logical:
                         claimed = partial(self._services.once_store.once, f"{self._logical} {key}", make)
-                        make_once = partial(claimed, peer=self._peer, can_stop=can_stop)
+                        make_once = partial(claimed, peer=self._peer, can_stop=can_stop, holder=self._holder)
                     if self._keep is None:
                         made = await make_once()
                     else:

@@ -83,7 +83,13 @@ class OnceStore:
         self._claims.release(key)
 
     async def once(
-        self, name: str, make: Callable[[], Awaitable[bytes]], *, peer: str = "", can_stop: bool = True
+        self,
+        name: str,
+        make: Callable[[], Awaitable[bytes]],
+        *,
+        peer: str = "",
+        can_stop: bool = True,
+        holder: bytes | None = None,
     ) -> bytes:
         """Call `make` only once for each `name`, and return its result. Later and concurrent calls get the same result.
 
@@ -92,8 +98,11 @@ class OnceStore:
         in the background, and its result is stored. If `make` raises an exception, the exception is raised here, and
         the next call runs `make` again. Raises ClaimsFull, and does not call `make`, if the client `peer` has too many
         claims. A stored result is returned in any case.
+
+        `holder` are 16 bytes that name who calls `make`, if another worker may have to call it in the name of the same
+        one. Then it does not wait until the claim of a worker that has died expires.
         """
-        key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
+        key, claim = _key("once", name), _UNDER_WAY + (holder or os.urandom(16))
         try:
             kept = await self._claim(key, claim)
         except asyncio.CancelledError:

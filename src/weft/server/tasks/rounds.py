@@ -128,9 +128,15 @@ class TaskRound(Round):
         return super().result()
 
     def _new_once(self, call: Call) -> Once:
-        threads = self._run.threads
+        run = self._run
         return Once(
-            call.services, self.journal.once, self.journal.id, peer=call.peer, keep=self._run.keep, threads=threads
+            call.services,
+            self.journal.once,
+            self.journal.id,
+            peer=call.peer,
+            keep=run.keep,
+            threads=run.threads,
+            holder=hashlib.sha256(run.id.encode()).digest()[:16],
         )
 
     def _answer(self, name: str, question: str) -> msgspec.Raw | None:
