@@ -1,6 +1,7 @@
 """Which calls become tasks: the server decides for each call, and asks only what that call has declared."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from support import CLIENT_CAPABILITIES_KEY
 from support.raw_sessions import AppPeer, called, message
 from support.task_clients import ACK, TASKS, TaskClient, accept, serving
-from weft import Context, Server, Task
+from weft import Context, Server, Task, UsageError
 
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAAAA"
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -217,3 +218,22 @@ async def test_a_task_of_one_generation_is_read_and_cancelled_in_the_other() -> 
         cancelled = await (await session.post(message("tasks/cancel", {"taskId": second}, 3))).result()
         assert cancelled["status"] == "cancelled"
         assert (await client.get(second))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"support": "maybe"}, "it is 'optional' or 'required'"),
+        ({"restart": "always"}, "it is 'resume' or 'never'"),
+        ({"after": -1}, "give seconds, 0 or more"),
+        ({"after": "1"}, "give seconds, 0 or more"),
+        ({"ttl": 0.5}, "give seconds, 1 or more"),
+        ({"ttl": float("inf")}, "give seconds, 1 or more"),
+        ({"poll": None}, "give seconds, 0.01 or more"),
+        ({"immediate_response": 5}, "give a text"),
+    ],
+)
+def test_options_of_a_task_are_checked(options: dict[str, Any], said: str) -> None:
+    [(name, value)] = options.items()
+    with pytest.raises(UsageError, match=re.escape(f"Task({name}={value!r}) is not possible: {said}")):
+        Task(**options)

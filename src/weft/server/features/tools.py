@@ -72,8 +72,10 @@ class Task(msgspec.Struct, frozen=True):
             if value not in known:
                 raise UsageError(f"Task({name}={value!r}) is not possible: it is {' or '.join(map(repr, known))}.")
         for name, seconds, least in (("after", self.after, 0.0), ("ttl", self.ttl, 1.0), ("poll", self.poll, 0.01)):
-            if not least <= seconds < math.inf:
+            if not isinstance(seconds, int | float) or not least <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
                 raise UsageError(f"Task({name}={seconds!r}) is not possible: give seconds, {least:g} or more.")
+        if not isinstance(self.immediate_response, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise UsageError(f"Task(immediate_response={self.immediate_response!r}) is not possible: give a text.")
 
 
 def read_task(given: Task | str | bool | None) -> Task | None:  # noqa: FBT001 - an option of the user
@@ -227,9 +229,9 @@ class RegisteredTool(Feature):
         return {} if self._whole is None else {self._whole: arguments}
 
     def _threads_for(self, call: Call) -> Threads:
-        """Return the threads for plain functions. Tasks have their own, so that they keep no other call waiting."""
-        threads: Threads = self._threads if call.task is None or not call.task.is_task else call.task.threads
-        return threads
+        """Return the threads for plain functions. Calls that are tasks, or may become tasks, keep no others waiting."""
+        threads: Threads | None = None if call.task is None else call.task.threads
+        return threads or self._threads
 
     async def _in_time(self, call: Call, kwargs: dict[str, Any]) -> Any:
         limit = asyncio.timeout(self.timeout)
