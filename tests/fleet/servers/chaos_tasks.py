@@ -7,8 +7,8 @@ import time
 from support.remote import shared_notes
 from weft import Context, Limits, Server, Task
 
-# All clients of the test have one address.
-server = Server("chaos tasks", limits=Limits(tasks_at_once=8, listen_streams_per_peer=1000, sessions_per_peer=1000))
+# All clients of the test have one address, so half of the places are theirs.
+server = Server("chaos tasks", limits=Limits(tasks_at_once=16, listen_streams_per_peer=1000, sessions_per_peer=1000))
 notes = shared_notes()
 STEP_SECONDS = 0.15
 

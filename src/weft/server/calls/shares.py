@@ -120,9 +120,22 @@ class SizedShares:
         self._expiring.keep(key, seconds)
         return True
 
-    def shorten(self, key: str, seconds: float) -> None:
-        """Let an entry expire in some seconds. Does nothing if it is not counted."""
-        if key in self._entries:
+    def replace(self, key: str, peer: str, size: int, seconds: float) -> bool:
+        """Count `size` bytes instead of those that an entry had. Return False if the peer has no room for more."""
+        peer, counted = self._entries.get(key, (peer, 0))
+        return self.take(key, peer, size - counted, seconds)
+
+    def shrink(self, key: str, size: int, seconds: float) -> None:
+        """Count at most `size` bytes of an entry, and let it expire in some seconds.
+
+        Does nothing if it is not counted.
+        """
+        if (known := self._entries.get(key)) is not None:
+            peer, counted = known
+            dropped = max(counted - size, 0)
+            self._entries[key] = peer, counted - dropped
+            self._bytes[peer] -= dropped
+            self._all_bytes -= dropped
             self._expiring.keep(key, seconds)
 
     def release(self, key: str) -> None:

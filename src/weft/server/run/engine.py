@@ -256,7 +256,7 @@ class Engine(Runtime):
         around = list(self._middleware)
         self._dispatches_tasks = self.tools.has_tasks
         if self._dispatches_tasks:
-            handlers.update(self.tasks.handlers)
+            handlers.update({**self.tasks.handlers, "tools/call": self.tasks.call})
             checks.update(dict.fromkeys(self.tasks.handlers, self.tasks.require))
         for extension in self.extensions:
             handlers.update({method.name: handler for method, handler in extension.methods()})

@@ -120,6 +120,12 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
         """Seconds for which the record is stored. While a handler runs, there is time to note that it was stopped."""
         return self.seconds_left + (_LATE_SECONDS if self.work in ("queued", "running") else 0.0)
 
+    @property
+    def size(self) -> int:
+        """The bytes of what can be large: the result or the error, the questions, the answers, the state."""
+        questions, answers = self.questions.values(), (answer.value for answer in self.answers.values())
+        return sum(len(bytes(part)) for part in (self.result, self.error, self.state, *questions, *answers))
+
     def end(self, status: Literal["completed", "failed"], *, kept_seconds: float) -> None:
         """Note that the task has ended with this status. It is kept for at least `kept_seconds` from now."""
         self._end(status)
@@ -134,6 +140,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     def _end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
         self.status = status
         self.work = "over"
+        self.updated = max(time.time(), self.updated)
         self.questions, self.answers, self.state = {}, {}, NOTHING
 
     def accept(self, key: str, answer: GivenAnswer) -> bool:
@@ -179,8 +186,10 @@ encode_request = _encode
 
 
 def new_task_id() -> str:
-    """Return a new id that cannot be guessed."""
-    return secrets.token_urlsafe(_ID_BYTES)
+    """Return a new id that cannot be guessed. It does not begin with "-", which command lines take for an option."""
+    while (id := secrets.token_urlsafe(_ID_BYTES)).startswith("-"):
+        pass
+    return id
 
 
 def is_task_id(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 A task that has to be run is assigned to one worker: first to the one that creates it, later to the one that gets the
 answer to its question. Each worker has a set of such tasks in the Backend. When a worker has died, the others find its
-set, and each takes some of its tasks, by compare-and-set. The handler runs again there, from its journal.
+set, and each takes some of its tasks, by compare-and-set. The handler runs again there, from its journal. A worker runs
+only as many tasks at the same time as it has places (`weft.server.tasks.places`).
 
 What happens at the end of a run depends on how the handler has ended: with a result or an error, which is stored; with
 questions, which wait in the record; or by handing its work to a program outside.
@@ -19,6 +20,7 @@ from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -27,17 +29,21 @@ from weft.errors import InternalError, ToolError
 from weft.jsonrpc import encode_result
 from weft.net.logs import Seldom
 from weft.server.asking.questions import params_of
+from weft.server.calls.call import Call
 from weft.server.calls.execution import Threads, take_back
 from weft.server.calls.shares import SizedShares
 from weft.server.diagnostics import record as record_failure
-from weft.server.features.tools import Tools
+from weft.server.diagnostics import report
+from weft.server.features.tools import Tools, failure
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.fleet import LEFT
 from weft.server.runtime.runtime import Runtime
+from weft.server.tasks.places import Places
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
 from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, to_call
 from weft.server.tasks.store import publish_scope
+from weft.types.features import CallToolResult
 from weft.types.tasks import NOTHING
 
 log = logging.getLogger("weft.tasks")
@@ -48,6 +54,7 @@ _AGAIN_SECONDS = 2.0  # until a task is started again that could not be read
 _HAND_OVER_SECONDS = 2.0  # to note in the Backend that tasks are handed over
 _TURN_SECONDS = 0.02  # between two looks at what still runs
 STOPPED = "The server was stopped before this task was done."
+EXPIRED = "The task took longer than its time to live, and was stopped."
 _SUBMITTED = "weft external work"  # key of `ctx.once` under which work is passed on to a program outside
 _SUBJECT = "tasks"  # of messages to other workers: the id of a task that was cancelled
 
@@ -89,11 +96,14 @@ class TaskRunner:
         self._limits = runtime.limits
         self._fleet = runtime.fleet
         self.threads = Threads(runtime.limits.task_threads, name="weft-task")
+        self._places = Places(runtime.limits.tasks_at_once)
         self._running: dict[str, asyncio.Task[Any]] = {}  # by id of the task
         self._runs: dict[str, TaskRun] = {}  # those whose handlers run
-        self._queue: dict[str, None] = {}  # ids of tasks that wait for others to end; an ordered set
-        self._again: set[str] = set()  # ids of tasks that must run again after their present run
+        self._begun: dict[str, tuple[TaskRun, asyncio.Future[None]]] = {}  # calls that may become tasks, and their turn
+        self._again: dict[str, str] = {}  # tasks that must run again after their present run, and their owners
         self._delayed: dict[str, asyncio.TimerHandle] = {}  # start tasks some time later
+        self._stopped_early: set[str] = set()  # ids of tasks that were cancelled while their run began
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # see `assigning`
         self._idle: set[str] | None = None  # ids of assigned tasks that did not run at the last look; None before it
         self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
         self._look_now: asyncio.Event | None = None  # set to look at once
@@ -101,6 +111,7 @@ class TaskRunner:
         self._background: set[asyncio.Task[Any]] = set()
         self._listed_until = 0.0  # Unix time until which others know that this worker may have tasks
         self.is_stopping = False  # whether no more tasks are started here
+        self._ends_runs = False  # whether handlers are being stopped, because the worker stops
         self._handing_over: asyncio.Task[None] | None = None
         if not self._fleet.is_alone:
             self._fleet.hear(_SUBJECT, self._hear, self._check_all)
@@ -112,9 +123,16 @@ class TaskRunner:
         return self._fleet.worker
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._queue)
+        return len(self._places)
 
     # Starting.
+
+    def assigning(self, id: str) -> asyncio.Lock:
+        """Return the lock under which a task is assigned to this worker, or not assigned any more.
+
+        Without it, a run that has ended with a question could undo the assignment that came with the answer.
+        """
+        return self._locks.setdefault(id, asyncio.Lock())
 
     async def assign(self, id: str, *, ttl: float) -> None:
         """Note in the Backend that this worker must run a task. Call this before its record says so."""
@@ -127,38 +145,29 @@ class TaskRunner:
         await asyncio.gather(self._records.assign(id, self.worker, ttl=ttl), listed)
 
     async def unassign(self, id: str) -> None:
-        """Note in the Backend that this worker need not run a task, unless it runs it now."""
-        if not self._fleet.is_alone and id not in self._running and id not in self._queue:
+        """Note in the Backend that this worker need not run a task, unless it runs it now. Hold `assigning`."""
+        if not self._fleet.is_alone and not self._is_busy_with(id):
             await self._records.unassign(id, self.worker)
 
-    def start(self, id: str) -> None:
-        """Run a task as soon as there is room. Its record must be assigned to this worker."""
+    def _is_busy_with(self, id: str) -> bool:
+        return id in self._running or id in self._delayed or id in self._places
+
+    def start(self, id: str, owner: str) -> None:
+        """Run a task as soon as there is a place. Its record must be assigned to this worker."""
         if self.is_stopping:
             return  # others take it over
         if (delayed := self._delayed.pop(id, None)) is not None:
             delayed.cancel()
         if id in self._running:  # its last run is about to end
-            self._again.add(id)
+            self._again[id] = owner
             return
-        self._queue[id] = None
-        self._start_next()
+        self._places.take(id, owner, partial(self._begin_run, id, owner))
 
-    def adopt(self, run: TaskRun, work: asyncio.Task[Any]) -> None:
-        """Count a run that has begun as a plain call, and has become a task."""
-        self._runs[run.id] = run
-        self._running[run.id] = work
-        work.add_done_callback(partial(self._ended, run.id))
-        self._stop_when_expired(run)
-
-    def _start_next(self) -> None:
-        while self._queue and len(self._running) < self._limits.tasks_at_once and not self.is_stopping:
-            id = next(iter(self._queue))
-            del self._queue[id]
-            # In an empty context, because the request that happens to start it may have nothing to do with it.
-            work = self._execute(id, is_again=id in self._again)
-            self._again.discard(id)
-            task = self._running[id] = asyncio.get_running_loop().create_task(work, name="weft-task", context=Context())
-            task.add_done_callback(partial(self._ended, id))
+    def _begin_run(self, id: str, owner: str) -> None:
+        # In an empty context, because the request that happens to start it may have nothing to do with it.
+        work = self._execute(id, owner)
+        task = self._running[id] = asyncio.get_running_loop().create_task(work, name="weft-task", context=Context())
+        task.add_done_callback(partial(self._ended, id))
 
     def _ended(self, id: str, task: asyncio.Task[Any]) -> None:
         if self._running.get(id) is task:
@@ -166,46 +175,88 @@ class TaskRunner:
             run = self._runs.pop(id, None)
             if run is not None and run.ending is not None:
                 run.ending.cancel()
+        self._stopped_early.discard(id)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A task could not be run.", exc_info=error)
-        if id in self._again and not self.is_stopping:
-            self._queue[id] = None
-        self._start_next()
+        self._places.leave(id)
+        if (owner := self._again.pop(id, None)) is not None:
+            self.start(id, owner)
         if self._has_left_some and len(self) <= self._limits.tasks_at_once:
             self._hear_left(b"")
 
-    async def _execute(self, id: str, *, is_again: bool) -> None:
-        """Run the handler of a task until it ends or asks. If the Backend fails, try again later.
-
-        `is_again` is True if the last run of the task was about to end when this one was asked for. Then that run may
-        have noted that the task is not assigned to this worker any more.
-        """
+    async def _execute(self, id: str, owner: str) -> None:
+        """Run the handler of a task until it ends or asks. If the Backend fails, try again later."""
         try:
-            run = await self._load(id, is_again=is_again)
+            run = await self._load(id)
             if run is not None and self.is_stopping:
                 await self._give_up(run)
             elif run is not None:
                 self._runs[id] = run
+                if id in self._stopped_early:
+                    run.stop("cancelled")
                 await self.perform(run)
         except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             _seldom.warning("A task could not be started, and is tried again: %s", error)
-            self._later(_AGAIN_SECONDS, id)
+            self._later(_AGAIN_SECONDS, id, owner)
 
-    def _later(self, seconds: float, id: str) -> None:
+    def _later(self, seconds: float, id: str, owner: str) -> None:
         if self.is_stopping:
             return
         if (earlier := self._delayed.pop(id, None)) is not None:
             earlier.cancel()
-        self._delayed[id] = asyncio.get_running_loop().call_later(seconds, self.start, id, context=Context())
+        self._delayed[id] = asyncio.get_running_loop().call_later(seconds, self.start, id, owner, context=Context())
 
-    async def _load(self, id: str, *, is_again: bool) -> TaskRun | None:
+    # Calls that become tasks after some time.
+
+    async def wait_for_turn(self, run: TaskRun, work: asyncio.Task[Any], seconds: float) -> None:
+        """Wait until a running call may become a task, or until it has ended.
+
+        It may when `seconds` are over and there is a place for it, or if this worker hands over its tasks.
+        """
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._begun[run.id] = run, turn
+        timer = loop.call_later(seconds, self._places.take, run.id, run.owner, partial(_resolve, turn))
+        try:
+            await asyncio.wait([work, turn], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+    def end_turn(self, run: TaskRun) -> None:
+        """Note that a call has become a task, or never will."""
+        self._begun.pop(run.id, None)
+        if run.id not in self._running:
+            self._places.leave(run.id)
+
+    def adopt(self, run: TaskRun, work: asyncio.Task[Any]) -> None:
+        """Count a run that has begun as a plain call, and has become a task."""
+        self._runs[run.id] = run
+        self._running[run.id] = work
+        work.add_done_callback(partial(self._ended, run.id))
+        self._stop_when_expired(run)
+        if self.is_stopping:
+            run.stopped = run.stopped or "stopping"
+        if self._ends_runs:
+            run.call.cancellation.cancel("the server stops")
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether this worker stops, and others go on with its tasks."""
+        return self.is_stopping and not self._fleet.is_alone
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this worker stops, and nobody goes on with its tasks, so that there must not be new ones."""
+        return self.is_stopping and self._fleet.is_alone
+
+    # Reading.
+
+    async def _load(self, id: str) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
         record = await self._records.read(id)
         if record is None or not self._is_mine(record):
             await self._settle(id, record)
             return None
-        if is_again:
-            await self.assign(id, ttl=record.seconds_left)
         stored = await self._records.read_journal(id)
         if stored is None:
             await self._fail(id, "The request of this task is lost: the backend does not have it any more.")
@@ -258,7 +309,8 @@ class TaskRunner:
             self._stop_when_expired(run)
         answer = None
         try:
-            answer = await self._runtime.dispatcher.run(run.call)
+            if run.stopped is None or not run.is_task:  # else it was cancelled before it has begun
+                answer = await self._runtime.dispatcher.run(run.call)
         except asyncio.CancelledError:
             if run.stopped is None:  # the event loop ends
                 run.stopped = "stopping"
@@ -305,7 +357,7 @@ class TaskRunner:
 
     async def _conclude_stopped(self, run: TaskRun) -> None:
         if run.stopped == "expired":
-            await self._fail(run.id, "The task took longer than its time to live, and was stopped.")
+            await self._expire(run)
         elif run.stopped == "stopping":
             await self._give_up(run)
         else:
@@ -379,8 +431,14 @@ class TaskRunner:
     def _check_room(self, run: TaskRun, size: int) -> str:
         """Return the error for a result for which there is no room, or an empty text."""
         left = max(run.expires - time.time(), self._limits.task_kept_seconds)
-        has_room = self.shares.take(run.id, run.owner, size, left)
+        has_room = self.shares.replace(run.id, run.owner, size, left)  # the result replaces the journal
         return "" if has_room else "The task is done, but the server has no room for its result."
+
+    async def _expire(self, run: TaskRun) -> None:
+        what = run.call.described
+        text = "%s, as a task, took longer than its time to live: Task(ttl=...). It was stopped."
+        _seldom.warning(text, what, about=what)
+        await self._fail(run.id, EXPIRED)
 
     async def _fail(self, id: str, why: str) -> None:
         def edit(record: TaskRecord) -> bool:
@@ -396,10 +454,13 @@ class TaskRunner:
         if record is not None and record.work == "over":
             if (run := self._runs.get(id)) is not None:
                 run.has_ended = True
-            self.shares.shorten(id, record.seconds_left)
+            self.shares.shrink(id, record.size, record.seconds_left)
             await self._records.forget(record)
-        if not self._fleet.is_alone:
-            await self._records.unassign(id, self.worker)
+        if self._fleet.is_alone or self.is_stopping:  # a worker that stops leaves this to those that look for its tasks
+            return
+        async with self.assigning(id):
+            if id not in self._again:
+                await self._records.unassign(id, self.worker)
 
     async def _park(self, run: TaskRun) -> None:
         """Store the questions with which a run has ended. If they are answered already, run the handler again."""
@@ -436,7 +497,7 @@ class TaskRunner:
         record = await self._records.change(run.id, edit)
         if record is not None and self._is_mine(record):
             # Without questions, the handler has only returned a state: it wants to run again after some time.
-            self._later(0 if questions else record.poll, run.id)
+            self._later(0 if questions else record.poll, run.id, run.owner)
         else:
             await self._settle(run.id, record)
 
@@ -465,11 +526,14 @@ class TaskRunner:
                 await self._settle(run.id, record)
                 return
         try:
-            await run.round.once(_SUBMITTED, submit, (), None)
-        except Exception as error:
-            text = str(error) if isinstance(error, ToolError) else "The work could not be passed on"
-            log.exception("%s could not pass on its work", run.call.described)
-            await self._fail(run.id, text)
+            async with asyncio.timeout(max(run.expires - time.time(), 0)):
+                await run.round.once(_SUBMITTED, submit, (), None)
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            if run.expires <= time.time():
+                await self._expire(run)
+            else:
+                result = run.call.seal(self.not_passed_on(run.call, error))
+                await self._finish(run, encode_result(run.call.id, result))
             return
         await self._settle(run.id, await self._records.change(run.id, edit, is_told=False))
 
@@ -478,6 +542,13 @@ class TaskRunner:
         runtime = self._runtime
         await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
         await self.threads.call(external.submit, (id, *external.arguments))
+
+    def not_passed_on(self, call: Call, error: Exception) -> CallToolResult:
+        """Return the result of a call whose work could not be passed on, because the handler's function has failed."""
+        if isinstance(error, ToolError):
+            return failure(str(error))
+        what = f"The function that passes on the work of {call.described}"
+        return failure(report(what, error, debug=self._runtime.debug))
 
     def describe_external(self, record: TaskRecord, external: ExternalWork) -> None:
         """Write into a record what a program outside needs that does the work."""
@@ -498,6 +569,8 @@ class TaskRunner:
         run = self._runs.get(id)
         if run is not None:
             run.stop(reason)
+        elif id in self._running and reason == "cancelled":  # its run has begun, and is not ready to be stopped
+            self._stopped_early.add(id)
         return run is not None
 
     def _hear(self, message: bytes) -> None:
@@ -547,16 +620,16 @@ class TaskRunner:
         """
         if (left := self._listed_until - time.time()) > 0:
             await self._records.list_worker(self.worker, ttl=left)
-        known = {*self._running, *self._queue, *self._delayed}
-        idle = {id for id in await self._records.assigned(self.worker) if id not in known}
+        assigned = await self._records.assigned(self.worker)
+        idle = {id for id in assigned if not self._is_busy_with(id) and id not in self._begun}
         for id in idle:
-            if id in self._idle if self._idle is not None else await self._is_assigned(id):
-                self.start(id)
+            if self._idle is None or id in self._idle:
+                record = await self._records.read(id)
+                if record is not None and self._is_mine(record):
+                    self.start(id, record.owner)
+                elif self._idle is not None:
+                    await self._settle(id, record)
         self._idle = idle
-
-    async def _is_assigned(self, id: str) -> bool:
-        record = await self._records.read(id)
-        return record is not None and self._is_mine(record)
 
     async def _take_over(self) -> None:
         """Take over tasks of workers that have died, as many as there is room for."""
@@ -581,10 +654,13 @@ class TaskRunner:
             last = await self._records.last_entry(id)
             await self.assign(id, ttl=record.seconds_left)
             record = await self._records.change(id, partial(self._note_taken, dead=dead, last=last), is_told=False)
-            if record is not None and record.runner == self.worker and self._is_mine(record):
+            if record is not None and self._is_mine(record):
                 log.info("task %s of %r is taken over from worker %s", id[:6], record.tool, dead)
-                self.start(id)
+                self.start(id, record.owner)
             else:
+                if record is not None and record.work == "over" and record.runner == self.worker:
+                    log.warning("task %s of %r has failed: %s", id[:6], record.tool, record.message)
+                    await self._records.tell(id)
                 await self._settle(id, record)
         await self._records.unassign(id, dead)
 
@@ -614,28 +690,48 @@ class TaskRunner:
 
     async def _hand_over(self) -> None:
         self.is_stopping = True
-        ids = [*self._queue, *self._delayed, *self._running, *self._again]
+        ids = [*self._places.waiting, *self._delayed, *self._running, *self._again]
         for delayed in self._delayed.values():
             delayed.cancel()
-        self._queue, self._delayed, self._again, self._idle = {}, {}, set(), None
+        self._places.clear()
+        self._delayed, self._again, self._idle = {}, {}, None
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
         for run in self._runs.values():
             run.stopped = run.stopped or "stopping"  # so that no further `once` begins
+        if self.hands_over:  # calls that could have become tasks become tasks now
+            for run, turn in self._begun.values():
+                run.stopped = run.stopped or "stopping"
+                _resolve(turn)
         until = time.monotonic() + self._limits.drain_seconds
-        while time.monotonic() < until and any(run.round.is_running_once for run in self._runs.values()):  # noqa: ASYNC110 - only when the server stops
+        while time.monotonic() < until and self._must_wait():  # noqa: ASYNC110 - only when the server stops
             await asyncio.sleep(_TURN_SECONDS)
+        self._ends_runs = True
         for run in self._runs.values():
             run.call.cancellation.cancel("the server stops")
         if running := list(self._running.values()):
             _, unended = await asyncio.wait(running, timeout=_HAND_OVER_SECONDS)
             for task in unended:
                 task.cancel()
-        if self._fleet.is_alone:
-            for id in ids:
-                await self._fail(id, STOPPED)
+        if self._fleet.is_alone and ids:
+            await self._lose(ids)
         self.threads.stop()
+
+    async def _lose(self, ids: list[str]) -> None:
+        """Let tasks fail that nobody can go on with."""
+        log.warning(
+            "%d tasks are lost, because they are in the memory of this process. With Server(backend=...) or "
+            "WEFT_BACKEND, they go on when a worker starts.",
+            len(ids),
+        )
+        for id in ids:
+            await self._fail(id, STOPPED)
+
+    def _must_wait(self) -> bool:
+        """Return whether handlers must not be stopped yet: in `ctx.once`, or because a call becomes a task."""
+        is_becoming = self.hands_over and bool(self._begun)
+        return is_becoming or any(run.round.is_running_once for run in self._runs.values())
 
     async def close(self) -> None:
         """Wait for a moment until all that is written in the background is written."""
@@ -645,7 +741,7 @@ class TaskRunner:
     def reopen(self) -> None:
         """Run tasks again after `hand_over`, for a program that runs the same server a second time."""
         self._handing_over = None
-        self.is_stopping = False
+        self.is_stopping = self._ends_runs = False
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a task that is not awaited. If it fails, the log has the failure."""
@@ -657,6 +753,11 @@ class TaskRunner:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _seldom.warning("The state of a task could not be read or written: %s", error)
+
+
+def _resolve(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _flags(outcome: Raw) -> _Flags:

@@ -24,6 +24,7 @@ from weft.protocol.revisions import METHODS
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.execution import Threads
 from weft.server.calls.shares import SizedShares
+from weft.server.diagnostics import caller
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest, owner_of
@@ -49,15 +50,21 @@ class ExternalWork(Result, kw_only=True):
     submit: Callable[..., Any]
     arguments: tuple[Any, ...]
     message: str | None = None
+    place: str = ""  # where the handler has made it
+
+    def __await__(self) -> Any:
+        """Raise UsageError: this is no coroutine."""
+        raise UsageError("ctx.task.external(...) cannot be awaited. Write `return ctx.task.external(...)`.")
 
 
 class CallTask:
     """The task of a call, for the handler of a tool with `task=`: `ctx.task`."""
 
-    __slots__ = ("_run",)
+    __slots__ = ("_run", "described")
 
     def __init__(self, run: TaskRun | None = None) -> None:
         self._run = run
+        self.described: list[ExternalWork] = []  # work that the handler wants to hand over, if it returns it
 
     @property
     def id(self) -> str | None:
@@ -76,7 +83,9 @@ class CallTask:
                 "ctx.task.external(...) takes the function that passes on the work, and its arguments: "
                 "ctx.task.external(render.delay, scene). It is called with the task's id first."
             )
-        return ExternalWork(submit=submit, arguments=args, message=message)
+        work = ExternalWork(submit=submit, arguments=args, message=message, place=caller())
+        self.described.append(work)
+        return work
 
 
 class NoTask(CallTask):
@@ -97,7 +106,11 @@ class PlainCall:
 
     is_task = False
     session_id: str | None = None
-    public = CallTask()
+    threads: Threads | None = None  # those of all calls
+
+    def __init__(self) -> None:
+        self.public = CallTask()
+        self.returned: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
 
 
 class TaskReply:
@@ -158,7 +171,9 @@ class TaskRun:
         self.threads = runner.threads
         self.is_task = known is not None  # whether the task is stored; else the call may become one
         self.becoming: asyncio.Future[None] | None = None  # done when the call has become a task, or could not
-        self.external: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
+        self.returned: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
+        self.external: ExternalWork | None = None  # the same, if no middleware has turned the call into a failure
+        self.has_answered = False  # whether the handler and all middleware have ended
         self.stopped: Reason | None = None  # why this run was stopped; None if it was not
         self.task: asyncio.Task[Any] | None = None  # runs the handler
         self.ending: asyncio.TimerHandle | None = None  # stops the handler when the task expires

@@ -20,7 +20,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.errors import InvalidParams, MethodNotFound, ProtocolError
+from weft.errors import InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.jsonrpc import encode_notification, encode_result
 from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
@@ -54,7 +54,6 @@ _seldom = Seldom(log)
 
 PAGE_SIZE = 100  # tasks on one page of `tasks/list`
 _MOST_CURSOR = 200  # characters of a cursor
-_PLAIN = PlainCall()
 
 
 class TaskService:
@@ -102,30 +101,50 @@ class TaskService:
         plan = call.era.tasks.plan(call.envelope, tool.task.support)
         if plan == "plain":
             return partial(self._serve_plainly, chain, tool)
-        if plan == "must" or not tool.task.after:
-            return partial(self._serve_as_task, tool)
-        return partial(self._serve_first, tool.task)
+        if plan == "may" and tool.task.after and not self.runner.hands_over:
+            return partial(self._serve_first, tool.task)
+        if plan == "may" and tool.task.support == "optional":
+            return partial(self._serve_if_possible, chain, tool)
+        return partial(self._serve_as_task, tool)
+
+    def call(self, call: Call) -> Awaitable[Result]:
+        """Serve `tools/call` inside of all middleware. Work that is done outside becomes an empty result here."""
+        called = self._tools.call(call)
+        return called if call.task is None else _note_external(call, called)
+
+    async def _serve_if_possible(self, chain: Handler, tool: RegisteredTool, call: Call) -> Any:
+        """Make a call a task. If there is no room for one, answer the call when it is done."""
+        try:
+            return await self._serve_as_task(tool, call)
+        except Busy as error:
+            _seldom.warning("A call has not become a task, and its client waits for the result: %s", error)
+            return await self._serve_plainly(chain, tool, call)
 
     async def _serve_as_task(self, tool: RegisteredTool, call: Call) -> CompleteAnswer:
         """Store a call as a task, have it run, and return the task."""
         assert tool.task is not None
-        if self.runner.is_stopping and self._runtime.fleet.is_alone:
+        if self.runner.is_over:
             raise Busy("The server stops. Try again when it runs again.")
         record = self._new_record(call, tool.name, tool.task)
         known = TaskJournal() if call.asker is None else TaskJournal(call.asker.journal)
         await self._create(call, record, known)
         call.asker = None  # its journal is that of the task now
-        self.runner.start(record.id)
+        self.runner.start(record.id, record.owner)
         return _created(call, record)
 
     async def _serve_first(self, options: Task, call: Call) -> CompleteAnswer:
-        """Run the handler. If it is not done within `options.after` seconds, make the call a task, and return it."""
+        """Run the handler. If it is not done within `options.after` seconds, make the call a task, and return it.
+
+        If there is no place for another running task, the call goes on, and becomes a task when there is one.
+        """
         reply = TaskReply(call.reply)
         run = TaskRun(self.runner, new_task_id(), call.copy(reply), reply, known=None)
         call.asker = None  # the copy has opened the state itself
         work = asyncio.get_running_loop().create_task(self.runner.perform(run), name="weft-task")
         try:
-            await asyncio.wait([work], timeout=options.after)
+            await self.runner.wait_for_turn(run, work, options.after)
+            if run.has_answered or self.runner.is_over:
+                await asyncio.wait([work])
             if work.done() and run.external is None:
                 return _answer(work)
             record = await self._become_task(call, run, options, work)
@@ -139,6 +158,8 @@ class TaskService:
                 run.call.cancellation.cancel(call.cancellation.reason)
                 await asyncio.wait([work])
             raise
+        finally:
+            self.runner.end_turn(run)
         return _created(call, record)
 
     async def _become_task(
@@ -173,17 +194,21 @@ class TaskService:
 
     async def _serve_plainly(self, chain: Handler, tool: RegisteredTool, call: Call) -> Any:
         """Run the tool for a client that does not know of tasks. If its work is done outside, wait for the result."""
-        call.task = _PLAIN
+        task = call.task = PlainCall()
         result = await chain(call)
-        if not isinstance(result, ExternalWork):
+        if task.returned is None or _has_failed(result):
             return result
         assert tool.task is not None
         record = self._new_record(call, tool.name, tool.task)
         record.work = "external"
-        self.runner.describe_external(record, result)
+        self.runner.describe_external(record, task.returned)
         await self._create(call, record, TaskJournal())
         try:
-            await self.runner.submit(record.id, result, record.seconds_left)
+            try:
+                await self.runner.submit(record.id, task.returned, record.seconds_left)
+            except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+                self.runner.in_background(self._end_cancelled(record.id))
+                return self.runner.not_passed_on(call, error)
             ended = await self._waiter.wait(call, record.id, is_plain=True)
         except BaseException:
             self.runner.in_background(self._end_cancelled(record.id))
@@ -280,8 +305,10 @@ class TaskService:
         new = sum(len(bytes(answer.value)) for answer in answers.values())
         size = new + sum(len(bytes(answer.value)) for answer in record.answers.values())
         has_room = self.shares.take(record.id, record.owner, new, record.seconds_left)
-        if size > self._limits.task_bytes or not has_room:
+        if size > self._limits.task_bytes:
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
+        if not has_room:
+            raise Busy("The server has no room for more answers to your tasks. Try again when some have ended.")
         # If the request that has brought the answers is cancelled, they are stored and the handler runs all the same.
         storing = asyncio.get_running_loop().create_task(self._store_answers(record, answers), name="weft-task-answers")
         self._storing.add(storing)
@@ -290,7 +317,6 @@ class TaskService:
 
     async def _store_answers(self, record: TaskRecord, answers: dict[str, GivenAnswer]) -> None:
         worker = self.runner.worker
-        await self.runner.assign(record.id, ttl=record.seconds_left)
 
         def edit(now: TaskRecord) -> bool:
             taken = [key for key, answer in answers.items() if now.accept(key, answer)]
@@ -298,12 +324,13 @@ class TaskService:
                 now.work, now.runner = "queued", worker
             return bool(taken)
 
-        changed = await self._records.change(record.id, edit)
-        if changed is not None and changed.runner == worker:
-            if changed.work == "queued":
-                self.runner.start(record.id)
-        else:
-            await self.runner.unassign(record.id)
+        async with self.runner.assigning(record.id):
+            await self.runner.assign(record.id, ttl=record.seconds_left)
+            changed = await self._records.change(record.id, edit)
+            if changed is None or changed.runner != worker:
+                await self.runner.unassign(record.id)
+            elif changed.work == "queued":
+                self.runner.start(record.id, record.owner)
 
     async def _cancel(self, call: Call) -> Result:
         """Serve `tasks/cancel`: the task is cancelled at once, and its handler is stopped, wherever it runs."""
@@ -323,6 +350,7 @@ class TaskService:
         def edit(record: TaskRecord) -> bool:
             nonlocal runner
             if record.is_final:
+                runner = record.runner  # an earlier message to it may have been lost
                 return False
             runner = record.runner if record.work == "running" else ""
             record.cancel(kept_seconds=self._limits.task_kept_seconds)
@@ -331,7 +359,7 @@ class TaskService:
         record = await self._records.change(id, edit)
         if record is not None and record.status == "cancelled":
             await self._records.forget(record)
-            self.shares.shorten(id, record.seconds_left)
+            self.shares.shrink(id, record.size, record.seconds_left)
             await self.runner.stop(id, runner)
         return record
 
@@ -378,12 +406,38 @@ class TaskService:
 
 
 async def _in_run(chain: Handler, call: Call) -> Any:
-    """Run a tool as a task. If its work is done outside, note that, and return an empty result."""
-    result = await chain(call)
-    if isinstance(result, ExternalWork):
-        call.task.external = result
-        return EmptyResult()
+    """Run a tool, with middleware, as a task or as a call that may become one."""
+    run: TaskRun = call.task
+    try:
+        result = await chain(call)
+        if run.returned is not None and not _has_failed(result):
+            run.external = run.returned
+    finally:
+        run.has_answered = True
     return result
+
+
+async def _note_external(call: Call, called: Awaitable[Result]) -> Result:
+    """Return the result of a tool's function. For work that is done outside, note the work, and return no content.
+
+    Raises UsageError if the function has described such work, but has returned something else.
+    """
+    result = await called
+    task: TaskRun | PlainCall = call.task
+    if isinstance(result, ExternalWork):
+        task.returned = result
+        return CallToolResult(content=[])
+    if described := task.public.described:
+        call.blamed = call.described
+        raise UsageError(
+            f"ctx.task.external(...) at {described[0].place} was not returned, so its work was not handed over. Write "
+            "`return ctx.task.external(...)`."
+        )
+    return result
+
+
+def _has_failed(result: Any) -> bool:
+    return isinstance(result, CallToolResult) and result.is_error
 
 
 def _created(call: Call, record: TaskRecord) -> CompleteAnswer:
