@@ -203,6 +203,7 @@ async def test_a_replay_that_asks_other_questions_is_warned_of_in_development(de
     if debug:
         assert "tools/call 'run' asked other questions than in the round before" in said[0]
         assert "get values that change (time, random numbers, data of other systems) with ctx.once" in said[0]
+        assert re.search(r"; instead it asked 'at 9:01\?' at tests/support/rounds\.py:\d+\. A handler", said[0])
 
 
 async def test_a_replay_that_asks_the_same_is_not_warned_of(caplog: Any) -> None:
@@ -225,6 +226,49 @@ async def test_a_replay_that_asks_nothing_at_all_is_warned_of(caplog: Any) -> No
     said = [record.getMessage() for record in caplog.records if record.name == "weft.asks"]
     assert len(said) == 1
     assert "sure was not asked again" in said[0]
+
+
+# --- one key for several steps
+
+
+@pytest.mark.mistake("one key of ctx.once for two functions")
+async def test_a_key_that_names_two_functions_is_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    """The second function would never be called."""
+    called: list[str] = []
+
+    async def run(ctx: Context) -> str:
+        await ctx.once("pay", called.append, "ticket")
+        await ctx.once("pay", lambda: called.append("dinner"))
+        return "done"
+
+    result = (await call(worker(run)())).result
+    assert result["isError"]
+    assert called == ["ticket"]
+    assert "ctx.once('pay') is called with append (" in caplog.text
+    assert "and with <lambda> (tests/server/test_once.py:" in caplog.text
+    assert "Give each step a key of its own." in caplog.text
+
+
+@pytest.mark.parametrize("debug", [True, False])
+async def test_a_key_that_is_used_with_other_arguments_is_warned_of_in_development(
+    debug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[int] = []
+
+    def pay(amount: int) -> int:
+        called.append(amount)
+        return amount
+
+    async def run(ctx: Context) -> str:
+        return str([await ctx.once("pay", pay, amount) for amount in (7, 7, 9)])
+
+    with caplog.at_level(logging.WARNING, "weft.asks"):
+        assert text((await call(worker(run, debug=debug)())).result) == "[7, 7, 7]"
+    said = [record.getMessage() for record in caplog.records if record.name == "weft.asks"]
+    assert len(said) == int(debug)
+    if debug:
+        assert "ctx.once('pay', ...) is called several times with pay (" in said[0]
+        assert "such as f'pay {number}'" in said[0]
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,11 +20,14 @@ import msgspec
 from weft.errors import UsageError
 from weft.server.calls.execution import Threads
 from weft.server.calls.services import Services
+from weft.server.diagnostics import describe, location
 from weft.server.signature.plain import is_hashable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+
+log = logging.getLogger("weft.asks")
 
 _KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read, or name the type: ctx.once(..., type=T)."
 
@@ -62,6 +66,7 @@ class Once:
         self._threads = threads or services.threads
         self._holder = holder
         self._locks: dict[str, asyncio.Lock] = {}  # By key: of two concurrent calls, the second one waits.
+        self._steps: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}  # Of this run: function and arguments.
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
@@ -76,6 +81,7 @@ class Once:
         inside = _in_once.get()
         if (self, key) in inside:
             raise UsageError(f"The function given to ctx.once({key!r}) cannot use that key: it would wait for itself.")
+        self._check_key(key, fn, args)
         mark = _in_once.set((*inside, (self, key)))
 
         async def make() -> bytes:
@@ -107,6 +113,26 @@ class Once:
             "of another type than its annotation (or type=)."
         ):
             return adapter.validate_json(bytes(self._results[key]))
+
+    def _check_key(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Raise UsageError if this run uses a key for two functions: the second one would never be called.
+
+        In debug mode, log a warning if it uses a key for one function with different arguments.
+        """
+        first, first_args = self._steps.setdefault(key, (fn, args))
+        if first is not fn and location(first) != location(fn):
+            raise UsageError(
+                f"ctx.once({key!r}) is called with {describe(first)}, and with {describe(fn)}. A key names one step: "
+                "its stored result is returned, and no other function is called. Give each step a key of its own."
+            )
+        if self._services.debug and args is not first_args and not _are_equal(args, first_args):
+            log.warning(
+                "ctx.once(%r, ...) is called several times with %s, with different arguments. A key names one step: "
+                "its stored result is returned for all arguments. Give each step a key of its own, such as f%r.",
+                key,
+                describe(fn),
+                key + " {number}",
+            )
 
     def check_asking(self) -> None:
         """Raise UsageError if the current code runs inside a function given to `ctx.once`, which must not ask.
@@ -177,6 +203,14 @@ def _known_adapter(type: Any) -> TypeAdapter[Any]:
     adapter = TypeAdapter(type)
     _ = adapter.serializer.to_json, adapter.validator.validate_json  # Resolves forward references now.
     return adapter
+
+
+def _are_equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether two tuples of arguments are equal; True if they cannot be compared."""
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - the comparison is the user's code
+        return True
 
 
 def _named(type: Any) -> str:

@@ -16,7 +16,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Container, Coroutine, Generator
+from collections.abc import Container, Coroutine, Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
@@ -174,15 +174,22 @@ class Replay:
                 with suppress(Exception):  # The user's own comparison may raise anything.
                     if now.get(name) is value and value != before:
                         found.append((f"has changed its argument {name!r}", place))
-        users = (frame for frame in under_way if frame is not None and _is_users(frame.f_code.co_filename))
-        waited = (step.place for step in self._steps.values() if step.frame is None and not step.is_over)
-        question = next(chain(map(_place, users), waited), "an unknown place")
+        question = self._question_place(under_way)
         for what, place in found:
             key = (self._described, f"{what} {place}")
             if key not in _warned and len(_warned) < _MOST_WARNINGS:
                 _warned.add(key)
                 where = f" at {question}" if place != question else ""
                 log.warning(_WARNING, self._described, what, place, where)
+
+    def question_place(self) -> str:
+        """Return the file and line of the user's code that is asking now."""
+        return self._question_place(self._under_way())
+
+    def _question_place(self, under_way: Iterable[FrameType | None]) -> str:
+        users = (frame for frame in under_way if frame is not None and _is_users(frame.f_code.co_filename))
+        waited = (step.place for step in self._steps.values() if step.frame is None and not step.is_over)
+        return next(chain(map(_place, users), waited), "an unknown place")
 
     def _chain(self) -> list[FrameType]:
         """Return the frames of the suspended handler and of the coroutines that it awaits, the outermost first."""

@@ -217,7 +217,8 @@ class Asker(ABC):
         if asked > most:
             raise UsageError(
                 f"{self._call.described} has asked {most} {what} and is still not done. Return a result when the "
-                f"answers are there, or raise Limits({limit}=...)."
+                f"answers are there, or raise Limits({limit}=...). Does each run ask something else? Then get what "
+                "changes (time, random numbers) with ctx.once."
             )
 
 
@@ -239,6 +240,7 @@ class Round(Asker):
         self._params = params
         self._asked: dict[str, str] = {}  # Digests of all questions of this run, by key.
         self._questions: dict[str, InputRequest] = {}  # Questions without an answer, by key.
+        self._places: dict[str, str] = {}  # In debug mode, by key: where a question without an answer is asked.
         self._waiters: list[asyncio.Future[None]] = []  # One for each question without an answer.
         self._running = 0  # Number of `once` calls that are running.
         self._progress = 0  # Number of questions asked and `once` calls ended.
@@ -260,6 +262,7 @@ class Round(Asker):
             self._call.replay.asked()
             if answer is None:
                 self._call.replay.warn()
+                self._places[name] = self._call.replay.question_place()
         if answer is not None:
             return answer
         if self.is_over:
@@ -341,12 +344,22 @@ class Round(Asker):
             )
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
-                "%s asked other questions than in the round before: %s was not asked again. A handler "
-                "runs from the top in every round and must ask the same when it gets the same answers; get values "
-                "that change (time, random numbers, data of other systems) with ctx.once.",
+                "%s asked other questions than in the round before: %s not asked again%s. A handler runs from the top "
+                "in every round and must ask the same when it gets the same answers; get values that change (time, "
+                "random numbers, data of other systems) with ctx.once.",
                 self._call.described,
-                ", ".join(forgotten),
+                f"{_listed(forgotten)} {'was' if len(forgotten) == 1 else 'were'}",
+                self._asked_instead(),
             )
+
+    def _asked_instead(self) -> str:
+        """Describe the questions of this run that have no answer, for a warning."""
+        asked: list[str] = []
+        for name, request in self._questions.items():
+            params: Any = msgspec.to_builtins(params_of(request)) or {}
+            message = params.get("message", request.method)
+            asked.append(f"{str(message)[:80]!r}" + (f" at {self._places[name]}" if name in self._places else ""))
+        return f"; instead it asked {_listed(asked)}" if asked else ""
 
     def _restart_quiet(self) -> None:
         self._progress += 1
@@ -409,6 +422,16 @@ class Round(Asker):
             expires=int(time.time() + services.limits.ask_seconds),
             max_bytes=services.limits.state_bytes,
         )
+
+
+def _listed(texts: Sequence[str], most: int = 3) -> str:
+    """Join texts for a message; of many, only the first ones.
+
+    >>> _listed(["a", "b"]), _listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def _open_journal(call: Call, params: InputParams) -> Journal:

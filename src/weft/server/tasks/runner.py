@@ -424,7 +424,8 @@ class TaskRunner:
         """Return the error for a handler that has returned too many questions."""
         return record_failure(
             f"{run.call.described} has asked {self._limits.asks_per_call} questions and is still not done. Return a "
-            "result when the answers are there, or raise Limits(asks_per_call=...).",
+            "result when the answers are there, or raise Limits(asks_per_call=...). Does each run ask something else? "
+            "Then get what changes (time, random numbers) with ctx.once.",
             debug=self._runtime.debug,
         )
 
