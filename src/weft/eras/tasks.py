@@ -56,6 +56,7 @@ class TaskMessages(Protocol):
     """How an era speaks of tasks, for a server."""
 
     methods: Sequence[Method]  # the methods about tasks that a client may call
+    shows_outcome: bool  # whether `described` and `notification` have the questions and the result of a task
 
     def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
         """Return the capabilities of a server with tools that can be tasks, as this era declares them.
@@ -131,6 +132,7 @@ class StatelessTasks:
         Method("tasks/update", UpdateTaskParams, mirrored="task_id", may_lack_name=True),
         Method("tasks/cancel", TaskParams, mirrored="task_id", may_lack_name=True),
     )
+    shows_outcome = True
 
     def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
         """Return the capabilities with the extension. Tasks cannot be listed in this era."""
@@ -202,6 +204,7 @@ class SessionTasks:
         Method("tasks/cancel", TaskParams),
         Method("tasks/list", PaginatedParams),
     )
+    shows_outcome = False
 
     def declare(self, capabilities: ServerCapabilities, *, lists: bool) -> ServerCapabilities:
         """Return the capabilities with `tasks`."""

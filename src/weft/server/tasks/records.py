@@ -1,9 +1,10 @@
 """Store tasks in the Backend: their state, their journal, and which worker runs them.
 
 Of each task there are two things. The *record* is small and changes often: status, questions, answers, and the result
-when there is one. It is changed by compare-and-set, so that workers that change it at the same time lose nothing. The
-*journal* is a log, to which only is added: first the request, then each result of `ctx.once` and each answer. The
-handler can run again from it, on any worker. Both expire when the task's time to live is over.
+when there is one. It is changed by compare-and-set, so that workers that change it at the same time lose nothing. What
+is large of it is stored beside it (`weft.server.tasks.parts`), and read by those who need it (`fill`). The *journal* is a
+log, to which only is added: first the request, then each result of `ctx.once` and each answer. The handler can run again
+from it, on any worker. All expire when the task's time to live is over.
 
 Two kinds of sets find tasks: those that a worker must run (`tasks-at`), and those of one caller (`tasks-of`).
 """
@@ -25,6 +26,7 @@ from msgspec import Raw, field
 from weft.backends import Backend, Unsubscribe
 from weft.errors import BackendUnavailable
 from weft.server.calls.connection import TokenInfo
+from weft.server.tasks.parts import APART, Part, pack, set_value, unpack, values_of
 from weft.types.base import Implementation, LogLevel, ProgressToken, RequestId
 from weft.types.lifecycle import ClientCapabilities
 from weft.types.tasks import NOTHING, TaskState
@@ -104,6 +106,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     sealed_for: str = ""  # protocol version for which `result` is sealed; empty: for none
     output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
     state: Raw = NOTHING  # that the handler has returned with `InputRequired` the last time
+    apart: dict[str, Part] = field(default_factory=dict[str, Part])  # large values that are stored elsewhere, by name
 
     @property
     def expires(self) -> float:
@@ -123,8 +126,17 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     @property
     def size(self) -> int:
         """The bytes of what can be large: the result or the error, the questions, the answers, the state."""
-        questions, answers = self.questions.values(), (answer.value for answer in self.answers.values())
-        return sum(len(bytes(part)) for part in (self.result, self.error, self.state, *questions, *answers))
+        return sum(
+            self.apart[name].size if value is APART else len(bytes(value)) for name, value in values_of(self)
+        )
+
+    @property
+    def answers_size(self) -> int:
+        """The bytes of all answers that are not in the journal yet."""
+        return sum(
+            self.apart[f"answer {key}"].size if answer.value is APART else len(bytes(answer.value))
+            for key, answer in self.answers.items()
+        )
 
     def end(self, status: Literal["completed", "failed"], *, kept_seconds: float) -> None:
         """Note that the task has ended with this status. It is kept for at least `kept_seconds` from now."""
@@ -222,7 +234,9 @@ class TaskRecords:
 
     async def add(self, record: TaskRecord) -> None:
         """Store the record of a new task. From now on, the task exists for its caller."""
-        await self._store.put(_record(record.id), _encode(record), ttl=record.seconds_stored)
+        stored, contents = pack(record)
+        await self._put_parts(record, contents)
+        await self._store.put(_record(record.id), _encode(stored), ttl=record.seconds_stored)
 
     async def remove(self, record: TaskRecord) -> None:
         """Remove everything of a task that was not created completely."""
@@ -237,9 +251,32 @@ class TaskRecords:
         )
 
     async def read(self, id: str) -> TaskRecord | None:
-        """Return the record of a task; None if there is no such task, or if it has expired."""
+        """Return the record of a task; None if there is no such task, or if it has expired.
+
+        Large values are not loaded: see `fill`.
+        """
         data = await self._store.get(f"task/{id}") if is_task_id(id) else None
-        return None if data is None else _decode_record(data)
+        return None if data is None else unpack(_decode_record(data))
+
+    async def fill(self, record: TaskRecord | None, *kinds: str) -> TaskRecord | None:
+        """Load large values of a record that are stored elsewhere, and return it; None if the task has expired.
+
+        `kinds` are the values that are needed: "result", "error", "state", "output_schema", "question", "answer"
+        (default: all).
+        """
+        if record is None or not record.apart:
+            return record
+        for name, value in list(values_of(record)):
+            if value is APART and (not kinds or name.partition(" ")[0] in kinds):
+                content = await self._store.get(_part(record.id, record.apart[name].digest))
+                if content is None:
+                    return None
+                set_value(record, name, Raw(content))
+        return record
+
+    async def _put_parts(self, record: TaskRecord, contents: dict[str, bytes]) -> None:
+        for digest, content in contents.items():
+            await self._store.put(_part(record.id, digest), content, ttl=record.seconds_stored)
 
     async def change(self, id: str, edit: Callable[[TaskRecord], bool], *, is_told: bool = True) -> TaskRecord | None:
         """Change the record of a task, and return the new record; None if there is no such task.
@@ -252,14 +289,19 @@ class TaskRecords:
             data = await self._store.get(_record(id))
             if data is None:
                 return None
-            record = _decode_record(data)
+            record = unpack(_decode_record(data))
+            before = {part.digest for part in record.apart.values()}
             if not edit(record):
                 return record
             if is_told:
                 record.updated = max(time.time(), record.updated)
-            if await self._store.swap(_record(id), data, _encode(record), ttl=record.seconds_stored):
+            stored, contents = pack(record)
+            await self._put_parts(record, contents)
+            if await self._store.swap(_record(id), data, _encode(stored), ttl=record.seconds_stored):
                 if is_told:
                     await self.tell(id)
+                for digest in before - {part.digest for part in record.apart.values()}:
+                    await self._store.delete(_part(id, digest))
                 return record
             await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
         raise BackendUnavailable(f"A task was not saved: others have changed it {MOST_SWAPS} times meanwhile.")
@@ -363,6 +405,10 @@ def _call(wake: Callable[[], object]) -> None:
 
 def _record(id: str) -> str:
     return f"task/{id}"
+
+
+def _part(id: str, digest: str) -> str:
+    return f"task-part/{id}/{digest}"
 
 
 def _request(id: str) -> str:

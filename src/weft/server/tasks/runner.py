@@ -253,7 +253,7 @@ class TaskRunner:
 
     async def _load(self, id: str) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
-        record = await self._records.read(id)
+        record = await self._records.fill(await self._records.read(id), "answer", "state")
         if record is None or not self._is_mine(record):
             await self._settle(id, record)
             return None

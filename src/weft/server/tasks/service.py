@@ -213,7 +213,7 @@ class TaskService:
         except BaseException:
             self.runner.in_background(self._end_cancelled(record.id))
             raise
-        return _outcome(ended)
+        return await self._outcome(ended)
 
     def _new_record(self, call: Call, tool: str, options: Task, *, id: str | None = None) -> TaskRecord:
         """Return the record of a new task. It is not stored."""
@@ -271,14 +271,21 @@ class TaskService:
         return record
 
     async def _get(self, call: Call) -> Result:
-        return self._described(call, await self._owned(call))
-
-    def _described(self, call: Call, record: TaskRecord) -> Result:
+        record = await self._whole(call, await self._owned(call))
         return call.era.tasks.described(self._sealed(call, record))
+
+    async def _whole(self, call: Call, record: TaskRecord) -> TaskRecord:
+        """Load what the messages of the call's era say of a task. Raises InvalidParams if it has expired."""
+        if not call.era.tasks.shows_outcome:
+            return record
+        filled = await self._records.fill(record, "result", "error", "question")
+        if filled is None:
+            raise _no_task()
+        return filled
 
     def _sealed(self, call: Call, record: TaskRecord) -> TaskRecord:
         """Return the record with its result as the protocol version of the reader defines it."""
-        if record.has_result and record.sealed_for != str(call.envelope.revision):
+        if record.has_result and call.era.tasks.shows_outcome and record.sealed_for != str(call.envelope.revision):
             sealed = call.seal(msgspec.json.decode(record.result, type=CallToolResult))
             record.result = msgspec.Raw(msgspec.json.encode(sealed))
         return record
@@ -290,6 +297,8 @@ class TaskService:
         if len(given) > self._limits.input_responses:
             raise InvalidParams(f"Invalid params: send at most {self._limits.input_responses} answers at a time.")
         answers = {key: GivenAnswer(value) for key, value in given.items() if key in record.questions}
+        if await self._records.fill(record, "question") is None:
+            raise _no_task()
         for key, answer in answers.items():
             if fault := fault_of(msgspec.json.decode(record.questions[key], type=InputRequest), answer.value):
                 raise InvalidParams(f"Invalid params: the answer {key[:100]!r} cannot be used: {fault}")
@@ -303,7 +312,7 @@ class TaskService:
         Raises InvalidParams if the answers are too long.
         """
         new = sum(len(bytes(answer.value)) for answer in answers.values())
-        size = new + sum(len(bytes(answer.value)) for answer in record.answers.values())
+        size = new + record.answers_size
         has_room = self.shares.take(record.id, record.owner, new, record.seconds_left)
         if size > self._limits.task_bytes:
             raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
@@ -367,9 +376,21 @@ class TaskService:
         """Serve `tasks/result`: wait until the task has ended, ask its questions meanwhile, and return its result."""
         record = await self._owned(call)
         ended = record if record.is_final else await self._waiter.wait(call, record.id)
-        result = _outcome(ended)
+        result = await self._outcome(ended)
         result.meta = {**(result.meta or {}), **related_task(record.id)}
         return result
+
+    async def _outcome(self, ended: TaskRecord | None) -> CallToolResult:
+        """Return the result of a task that has ended. Raises its error, or InvalidParams if there is neither."""
+        record = await self._records.fill(ended, "result", "error")
+        if record is None:
+            raise _no_task()
+        if record.status == "cancelled":
+            raise InvalidParams("Invalid params: the task was cancelled, so it has no result.")
+        if not record.has_result:
+            error = msgspec.json.decode(record.error, type=_StoredError)
+            raise ProtocolError(error.message, code=error.code, data=error.data)
+        return msgspec.json.decode(record.result, type=CallToolResult)
 
     async def _list(self, call: Call) -> Result:
         """Serve `tasks/list`: one page of the tasks of the caller's principal."""
@@ -398,7 +419,7 @@ class TaskService:
 
     async def notification(self, call: Call, id: str, meta: dict[str, Any]) -> bytes | None:
         """Return the encoded notification with the present state of a task, or None if it has expired."""
-        record = await self._records.read(id)
+        record = await self._records.fill(await self._records.read(id), "result", "error", "question")
         if record is None:
             return None
         method, params = call.era.tasks.notification(self._sealed(call, record), meta)
@@ -449,18 +470,6 @@ def _answer(work: asyncio.Task[Answer | None]) -> CompleteAnswer:
     answer = work.result()
     assert answer is not None  # only tasks have none
     return CompleteAnswer(*answer)
-
-
-def _outcome(record: TaskRecord | None) -> CallToolResult:
-    """Return the result of a task that has ended. Raises its error, or InvalidParams if there is neither."""
-    if record is None:
-        raise _no_task()
-    if record.status == "cancelled":
-        raise InvalidParams("Invalid params: the task was cancelled, so it has no result.")
-    if not record.has_result:
-        error = msgspec.json.decode(record.error, type=_StoredError)
-        raise ProtocolError(error.message, code=error.code, data=error.data)
-    return msgspec.json.decode(record.result, type=CallToolResult)
 
 
 class _StoredError(msgspec.Struct):

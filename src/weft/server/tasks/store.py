@@ -66,7 +66,8 @@ class TaskStore:
 
     async def status(self, id: str) -> TaskState | None:
         """Return the state of a task; None if there is no such task, or if it has expired."""
-        return await (await self._records(id)).read(id)
+        records = await self._records(id)
+        return await records.fill(await records.read(id))
 
     async def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop."""
@@ -91,7 +92,8 @@ class TaskStore:
         If the tool has an output schema, the value must fit it: else UsageError is raised, and the task is not ended.
         Return False if the task is not waiting any more.
         """
-        record = await (await self._records(id)).read(id)
+        records = await self._records(id)
+        record = await records.fill(await records.read(id), "output_schema")
         return False if record is None else await self._end(id, _to_result(record, result))
 
     async def fail(self, id: str, error: str | Exception) -> bool:
@@ -168,7 +170,7 @@ class TaskStore:
             await records.change(id, lambda record: _add_question(record, asked, request.method, params))
             while True:
                 changed.clear()
-                record = await records.read(id)
+                record = await records.fill(await records.read(id), "answer")
                 if record is None or not _is_waiting(record):
                     raise TaskEnded("The task is not waiting any more: it has ended, was cancelled, or has expired.")
                 answer = next((record.answers[one] for one in record.answers if record.asked[one] == asked), None)
