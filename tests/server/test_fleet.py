@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +214,36 @@ async def test_a_worker_that_listens_has_the_time_to_renew_a_lease_that_is_lost(
     assert await a.is_alive(b.worker)
     await asyncio.sleep(0.5)
     assert not await a.is_alive(b.worker)
+    assert not await a.is_alive(b.worker)
+
+
+@pytest.mark.parametrize("lease", ["unchanged", "missing"])
+async def test_nobody_is_dead_by_an_answer_that_came_after_a_pause(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, lease: str
+) -> None:
+    """The worker that looks was paused between its question and the answer: the lease may have been renewed since."""
+    a, b, _ = (server.engine.fleet for server in workers)
+    key, ahead, store = f"worker/{b.worker}", 0.0, a._backend.store
+    if lease == "missing":
+        await store.delete(key)
+    assert await a.is_alive(b.worker)
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def get(self, asked: str) -> bytes | None:
+            nonlocal ahead
+            answer = await store.get(asked)
+            if asked == key:
+                ahead += 10 * fleet.LEASE_SECONDS
+            return answer
+
+    clocks = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, clock_gettime=time.clock_gettime)
+    monkeypatch.setattr(fleet, "time", clocks)
+    a._backend.store = Late()
+    assert await a.is_alive(b.worker)
+    a._backend.store = store
     assert not await a.is_alive(b.worker)
 
 

@@ -249,24 +249,27 @@ class Fleet:
             return True
         if self.is_alone:
             return False
+        asked = time.monotonic()  # if this worker is paused now, the answer says nothing of the time after this
         if (lease := await self._backend.store.get(_lease(worker))) is not None:
             self._missing_since.pop(worker, None)
-            return self._is_renewed(worker, lease) or time.monotonic() < self._unsure_until
+            return self._is_renewed(worker, lease, asked) or time.monotonic() < self._unsure_until
         self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
             await self._renew_once()
-        return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+        return time.monotonic() < self._unsure_until or await self._may_renew(worker, asked)
 
-    def _is_renewed(self, worker: str, lease: bytes) -> bool:
-        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back."""
-        now = time.monotonic()
-        known, since = self._known_leases.get(worker, (None, now))
+    def _is_renewed(self, worker: str, lease: bytes, asked: float) -> bool:
+        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back.
+
+        The lease was asked for at the time `asked`.
+        """
+        known, since = self._known_leases.get(worker, (None, asked))
         if lease != known:
-            self._known_leases[worker] = lease, now
+            self._known_leases[worker] = lease, time.monotonic()
             return True
-        return now < since + 2 * LEASE_SECONDS
+        return asked < since + 2 * LEASE_SECONDS
 
-    async def _may_renew(self, worker: str) -> bool:
+    async def _may_renew(self, worker: str, asked: float) -> bool:
         """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
 
         A worker that hangs listens, too: its connection to the backend is open.
@@ -274,8 +277,7 @@ class Fleet:
         if not await self.is_listening(worker):
             self._missing_since.pop(worker, None)
             return False
-        now = time.monotonic()
-        return now < self._missing_since.setdefault(worker, now) + _renewed_seconds()
+        return asked < self._missing_since.setdefault(worker, time.monotonic()) + _renewed_seconds()
 
     async def is_listening(self, worker: str) -> bool:
         """Return whether a worker is connected to the backend's bus now.
