@@ -12,10 +12,11 @@ import pytest
 from support.processes import Process
 from support.raw_sessions import Reply, eventually
 from support.redis_servers import redis_server, until
-from support.task_fleets import FINAL, TaskFleet, TaskWorker
+from support.task_fleets import FINAL, TaskFleet, TaskWorker, entries
 from support.wire import RawClient
 from weft import Context, Limits, Server
 from weft.server.tasks.records import TaskRecords
+from weft.server.tasks.runs import TaskRun
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 from weft.types.tasks import TASKS_EXTENSION
 
@@ -218,6 +219,59 @@ async def test_a_worker_that_was_not_paused_reads_no_record_before_a_step(
 
 
 # What it stores after the pause.
+
+
+async def test_the_result_of_its_step_does_not_replace_that_of_the_other_worker(
+    fleet: TaskFleet, mountain: Mountain
+) -> None:
+    """Both do the step, and its own ends first. The other one goes on with its own result, also in a later run."""
+    one, two = await fleet.add(2)
+    ignore_missed(one)
+    id = await one.start("carry")
+    await mountain.until_at(0, "first")
+    await fleet.lose_lease(one)
+    await mountain.until_at(1, "first")
+    await fleet.wake(one)
+    mountain.open.add((0, "first"))
+    await eventually(lambda: not len(one.runner))
+    mountain.open.add((1, "first"))
+    await two.answer(id, value="yes")
+    assert await two.text(id) == "first by 1, second after first by 1 by 1"
+    assert mountain.did == [(0, "first"), (1, "first"), (1, "second after first by 1")]
+
+
+async def test_the_result_of_its_step_is_stored_if_the_task_is_still_its_own(
+    fleet: TaskFleet, mountain: Mountain
+) -> None:
+    (one,) = await fleet.add(1)
+    id = await one.start("carry")
+    await mountain.until_at(0, "first")
+    await fleet.lose_lease(one)
+    mountain.open.add((0, "first"))
+    await one.answer(id, value="yes")  # the handler runs again
+    assert await one.text(id) == "first by 0, second after first by 0 by 0"
+    assert mountain.did == [(0, "first"), (0, "second after first by 0")]
+
+
+async def test_the_result_of_a_step_in_a_thread_is_dropped_if_the_task_was_lost_meanwhile(
+    fleet: TaskFleet, mountain: Mountain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is over, and the step cannot be stopped."""
+    kept, keep = asyncio.Event(), TaskRun.keep
+
+    async def observe(self: TaskRun, key: str, value: Any) -> None:
+        await keep(self, key, value)
+        kept.set()
+
+    monkeypatch.setattr(TaskRun, "keep", observe)
+    (one,) = await fleet.add(1)
+    id = await one.start("haul")
+    await eventually(lambda: mountain.did)
+    one.runner._runs[id].stop("lost")
+    await eventually(lambda: not len(one.runner))
+    mountain.lifted.set()
+    await eventually(kept.is_set)
+    assert entries(fleet.memory)["log"] == []
 
 
 @pytest.mark.parametrize("asks", [False, True])

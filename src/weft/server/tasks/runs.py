@@ -229,13 +229,19 @@ class TaskRun:
     # The journal.
 
     async def keep(self, key: str, value: Raw) -> None:
-        """Store a result of `ctx.once` in the journal. If the Backend fails, try again until the task expires."""
+        """Store a result of `ctx.once` in the journal. If the Backend fails, try again until the task expires.
+
+        Drop it if another worker has the task: that one calls the function again, and goes on with its own result. A
+        later run must not find another one.
+        """
         self.round.journal.once[key] = value  # at once: the call may become a task in this moment
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
-        if self.has_ended or self.stopped in ("cancelled", "expired"):  # the function was in a thread
+        if self.has_ended or self.stopped in ("cancelled", "expired", "lost"):  # the function was in a thread
             return
-        if self.is_task:
+        if self.is_task and not await self._is_still_ours():
+            self.stop("lost")
+        elif self.is_task:
             self._size += len(bytes(value))
             self._entries += 1
             if self._size > self._runtime.limits.task_bytes:
