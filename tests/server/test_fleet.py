@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,36 @@ async def test_a_worker_that_listens_has_the_time_to_renew_a_lease_that_is_lost(
     assert not await a.is_alive(b.worker)
 
 
+@pytest.mark.parametrize("lease", ["unchanged", "missing"])
+async def test_nobody_is_dead_by_an_answer_that_came_after_a_pause(
+    workers: list[Server], monkeypatch: pytest.MonkeyPatch, lease: str
+) -> None:
+    """The worker that looks was paused between its question and the answer: the lease may have been renewed since."""
+    a, b, _ = (server.engine.fleet for server in workers)
+    key, ahead, store = f"worker/{b.worker}", 0.0, a._backend.store
+    if lease == "missing":
+        await store.delete(key)
+    assert await a.is_alive(b.worker)
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def get(self, asked: str) -> bytes | None:
+            nonlocal ahead
+            answer = await store.get(asked)
+            if asked == key:
+                ahead += 10 * fleet.LEASE_SECONDS
+            return answer
+
+    clocks = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, clock_gettime=time.clock_gettime)
+    monkeypatch.setattr(fleet, "time", clocks)
+    a._backend.store = Late()
+    assert await a.is_alive(b.worker)
+    a._backend.store = store
+    assert not await a.is_alive(b.worker)
+
+
 async def test_a_lease_that_could_not_be_renewed_is_tried_again(
     workers: list[Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,6 +303,169 @@ async def test_a_sender_that_needs_the_backend_to_be_checked_starts_the_server(
     assert (await peer.request("POST", message("ping", id=1))).status == 503
     server.backend.bus.failure = ValueError("It is broken.")  # type: ignore[attr-defined] - of the yielding one
     assert (await peer.request("POST", message("ping", id=1))).status == 500
+
+
+# The own lease.
+
+
+class OwnClock:
+    """The clock by which workers judge their own leases. A test moves it forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    async def pass_doubt(self, one: fleet.Fleet) -> None:
+        """Move on to the time when no other worker acts any more on having found a lease missing."""
+        for _ in range(2):
+            self.ahead += fleet.LEASE_SECONDS * 0.6
+            await one._renew_once()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> OwnClock:
+    clock = OwnClock()
+    monkeypatch.setattr(fleet, "_own_clock", clock)
+    return clock
+
+
+async def join(backend: Any) -> tuple[Server, fleet.Fleet, list[None]]:
+    """A new worker, and a list that gets an entry whenever it may have been taken for dead."""
+    server = make_worker(backend)
+    one, missed = server.engine.fleet, list[None]()
+    one._on_missed[:] = [lambda: missed.append(None)]
+    await server.start()
+    one._renewing.cancel()
+    return server, one, missed
+
+
+async def hold_lease(one: fleet.Fleet, work: Any) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """Start work that stores the lease of a worker, and hold it there, until the event is set."""
+    store, holding, go = one._backend.store, asyncio.Event(), asyncio.Event()
+
+    class Held:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def put(self, *args: Any, **options: Any) -> None:
+            holding.set()
+            await go.wait()
+            await store.put(*args, **options)
+
+    one._backend.store = Held()
+    task = asyncio.create_task(work)
+    await holding.wait()
+    one._backend.store = store
+    return task, go
+
+
+async def test_a_lease_keeps_its_number_while_it_is_renewed_in_time(clock: OwnClock) -> None:
+    server, one, missed = await join(YieldingBackend())
+    number = one.lease_number
+    assert number is not None
+    for _ in range(3):
+        clock.ahead += fleet.LEASE_SECONDS * 0.6
+        assert one.lease_number == number
+        await one._renew_once()
+        assert one.lease_number == number
+    assert not missed
+    await server.stop()
+
+
+@pytest.mark.parametrize("cause", ["late", "missing"])
+async def test_a_lease_that_may_have_been_missing_gets_another_number(clock: OwnClock, cause: str) -> None:
+    """At each moment before that, it has none."""
+    server, one, missed = await join(YieldingBackend())
+    number = one.lease_number
+    if cause == "late":  # for the store, only a moment has passed: its clock was set back
+        clock.ahead += fleet.LEASE_SECONDS + 1
+        assert one.lease_number is None
+    else:  # for this worker, only a moment has passed: it was paused with its clock, or the store has lost data
+        await one._backend.store.delete(f"worker/{one.worker}")
+    renewing, go = await hold_lease(one, one._renew_once())
+    assert one.lease_number is None
+    assert not missed
+    go.set()
+    await renewing
+    assert one.lease_number is None  # a worker that has found it missing may act on that
+    assert len(missed) == 1
+    clock.ahead += fleet.LEASE_SECONDS * 0.6
+    await one._renew_once()
+    assert one.lease_number is None
+    clock.ahead += fleet.LEASE_SECONDS * 0.5
+    assert one.lease_number not in (None, number)
+    assert len(missed) == 1
+    await server.stop()
+
+
+async def test_a_lease_has_no_number_if_it_was_not_renewed_for_two_thirds_of_its_time(clock: OwnClock) -> None:
+    """That is before it expires. If it is renewed in time after all, it keeps its number."""
+    server, one, missed = await join(YieldingBackend())
+    number = one.lease_number
+    clock.ahead += fleet.LEASE_SECONDS * 0.7
+    assert one.lease_number is None
+    await one._renew_once()
+    assert one.lease_number == number
+    assert not missed
+    await server.stop()
+
+
+async def test_a_missing_lease_is_noticed_by_one_of_two_renewals(clock: OwnClock) -> None:
+    """The second finds the lease that the first has just stored, and ends first."""
+    server, one, missed = await join(YieldingBackend())
+    number = one.lease_number
+    await one._backend.store.delete(f"worker/{one.worker}")
+    first, go = await hold_lease(one, one._renew_once())
+    await one._backend.store.put(f"worker/{one.worker}", b"stored, but the reply is late", ttl=60)
+    await one._renew_once()
+    assert one.lease_number is None
+    go.set()
+    await first
+    assert one.lease_number is None
+    assert len(missed) == 1
+    await clock.pass_doubt(one)
+    assert one.lease_number not in (None, number)
+    await server.stop()
+
+
+async def test_a_worker_that_has_left_has_another_lease_when_it_joins_again(clock: OwnClock) -> None:
+    """It has the same id, and others may be about to take over what it left."""
+    server, one, _ = await join(YieldingBackend())
+    number = one.lease_number
+    await server.stop()
+    assert one.lease_number is None
+    await server.start()
+    assert one.lease_number is None
+    await clock.pass_doubt(one)
+    assert one.lease_number not in (None, number)
+    await server.stop()
+
+
+async def test_the_lease_of_a_worker_that_is_alone_always_has_the_same_number(clock: OwnClock) -> None:
+    server = Server("alone")
+    one = server.engine.fleet
+    number = one.lease_number
+    assert number is not None
+    await server.start()
+    clock.ahead += 10 * fleet.LEASE_SECONDS
+    assert one.lease_number == number
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [({"CLOCK_BOOTTIME": 7.0, "CLOCK_MONOTONIC": 1.0}, 7.0), ({"CLOCK_MONOTONIC": 1.0}, 1.0), ({}, 5.0)],
+)
+def test_the_own_lease_is_judged_by_a_clock_that_goes_on_while_the_machine_sleeps(
+    there: dict[str, float], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Linux, on macOS and BSD, and on Windows."""
+    monkeypatch.setattr(
+        fleet, "time", SimpleNamespace(monotonic=lambda: 5.0, clock_gettime=lambda clock: clock, **there)
+    )
+    assert fleet._own_clock() == chosen
 
 
 # Keys.

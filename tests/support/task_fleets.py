@@ -19,6 +19,7 @@ from weft import Limits, Server
 from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.backends.scoped import ScopedBackend
+from weft.server.runtime.fleet import LEASE_SECONDS
 from weft.server.tasks.runner import TaskRunner
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 from weft.types.tasks import TASKS_EXTENSION
@@ -207,13 +208,22 @@ class TaskFleet:
         self.look()
 
     async def lose_lease(self, worker: TaskWorker) -> None:
-        """Let a worker look dead to the others, while it goes on."""
+        """Let a worker look dead to the others, as if it was paused. It goes on, and `wake` renews its lease."""
         one = worker.server.engine.fleet
-        one._renewed = -math.inf
+        one._renewed -= 2 * LEASE_SECONDS
+        if one._renewing is not None:
+            one._renewing.cancel()
         while one._leave_bus:
             await one._leave_bus.pop()()
         await ScopedBackend(worker.tap.inner, NAME).store.delete(f"worker/{one.worker}")
         self.look()
+
+    async def wake(self, worker: TaskWorker, *, long_ago: bool = True) -> None:
+        """Renew the lease of a worker that has lost it."""
+        one = worker.server.engine.fleet
+        await one._renew_once()
+        if long_ago:
+            one._doubted_until = -math.inf
 
     async def close(self) -> None:
         """Stop all workers. What a dead one had begun is cancelled."""

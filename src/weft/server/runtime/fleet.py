@@ -2,6 +2,7 @@
 
 All processes that serve the same server (by its name) with the same backend are a fleet. Each worker has a lease in the
 backend, which it renews. When the lease of a worker has expired, the worker is dead, and others take care of its work.
+A worker that was only paused finds that out when it goes on: its lease has another number then (`Fleet.lease_number`).
 
 Messages to all workers, changes among them, have one topic: a worker gets those of another in the order in which they
 were sent. They may be lost while the connection to the backend is broken. Their receivers are told then that they may
@@ -105,7 +106,7 @@ class Fleet:
         self._services = services
         self._backend: Backend = services.backend
         self._subjects: dict[str, Receive] = {_CHANGES: self._receive_changes}  # receivers of messages to all workers
-        self._on_missed: list[Callable[[], None]] = []  # called when such messages may have been lost
+        self._on_missed: list[Callable[[], None]] = []  # see `hear`
         self._on_direct: Receive | None = None
         self._leave_bus: list[Unsubscribe] = []
         self._facts = WorkerFacts("", 0, None, [])  # of this worker, set when it joins
@@ -113,7 +114,9 @@ class Fleet:
         self._known_leases: dict[str, tuple[bytes, float]] = {}  # of other workers, and when each was first seen so
         self._missing_since: dict[str, float] = {}  # when a worker that listens was first seen without a lease
         self._renewing: asyncio.Task[None] | None = None
-        self._renewed = -math.inf  # when this worker has renewed its lease
+        self._renewed = -math.inf  # when this worker has renewed its lease; -inf: the lease may be missing
+        self._lease_number = 0  # grows when the lease is stored after it may have been missing; 0: never stored
+        self._doubted_until = -math.inf  # until then, others that have found the lease missing may act on that
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
         self._numbers = count(1)
         self._unconfirmed: dict[int, asyncio.Future[None]] = {}  # messages to one worker, by number
@@ -155,6 +158,7 @@ class Fleet:
 
     async def _leave(self) -> None:
         self._loop = None
+        self._renewed = -math.inf  # others take over the work as soon as they know
         try:
             await asyncio.sleep(0)  # for the last changes to get into the queue
             if self._renewing is not None:
@@ -217,19 +221,38 @@ class Fleet:
     async def _renew_once(self) -> None:
         if not await self._backend.store.touch(_lease(self.worker), ttl=LEASE_SECONDS):
             self._be_unsure()
+            self._renewed = -math.inf  # others may have seen that it was missing
         await self._take_lease()
 
     async def _take_lease(self) -> None:
         self._facts = msgspec.structs.replace(self._facts, renewed=self._facts.renewed + 1)
-        began = time.monotonic()
+        began = _own_clock()
         await self._backend.store.put(_lease(self.worker), msgspec.json.encode(self._facts), ttl=LEASE_SECONDS)
         await self._backend.sets.add(_WORKERS, self.worker, ttl=LEASE_SECONDS)
+        was_missing = _own_clock() > self._renewed + LEASE_SECONDS
         self._renewed = began
+        if was_missing:
+            self._note_new_lease()
+
+    def _note_new_lease(self) -> None:
+        """Give the lease a new number, because it may have been missing. Others may have taken over work meanwhile."""
+        self._lease_number += 1
+        if self._lease_number > 1:  # else this worker has just joined
+            self._doubted_until = _own_clock() + LEASE_SECONDS
+            self._call_missed()
 
     @property
-    def holds_lease(self) -> bool:
-        """Whether the lease of this worker surely has not expired, so that no other worker takes over its work."""
-        return self.is_alone or time.monotonic() < self._renewed + LEASE_SECONDS * 2 / 3
+    def lease_number(self) -> int | None:
+        """The number of this worker's lease; None if another worker may take over work of this worker now.
+
+        As long as the number is the same, and not None, no other worker has taken over anything. For some time after
+        the lease was missing, the number is None: a worker that has found it missing may not have acted on that yet.
+        """
+        if self.is_alone:
+            return 0
+        now = _own_clock()
+        is_sure = self._doubted_until <= now < self._renewed + LEASE_SECONDS * 2 / 3
+        return self._lease_number if is_sure else None
 
     def _be_unsure(self) -> None:
         """Note that leases may be missing: until all workers have renewed theirs, no worker counts as dead."""
@@ -240,6 +263,9 @@ class Fleet:
         self._services.changes.receive_all()
         self._be_unsure()
         self._in_background(self._renew_once())
+        self._call_missed()
+
+    def _call_missed(self) -> None:
         for missed in self._on_missed:
             missed()
 
@@ -249,24 +275,27 @@ class Fleet:
             return True
         if self.is_alone:
             return False
+        asked = time.monotonic()  # if this worker is paused now, the answer says nothing of the time after this
         if (lease := await self._backend.store.get(_lease(worker))) is not None:
             self._missing_since.pop(worker, None)
-            return self._is_renewed(worker, lease) or time.monotonic() < self._unsure_until
+            return self._is_renewed(worker, lease, asked) or time.monotonic() < self._unsure_until
         self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be
             await self._renew_once()
-        return time.monotonic() < self._unsure_until or await self._may_renew(worker)
+        return time.monotonic() < self._unsure_until or await self._may_renew(worker, asked)
 
-    def _is_renewed(self, worker: str, lease: bytes) -> bool:
-        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back."""
-        now = time.monotonic()
-        known, since = self._known_leases.get(worker, (None, now))
+    def _is_renewed(self, worker: str, lease: bytes, asked: float) -> bool:
+        """Return False if this lease should have been renewed or expired long ago: the backend's clock was set back.
+
+        The lease was asked for at the time `asked`.
+        """
+        known, since = self._known_leases.get(worker, (None, asked))
         if lease != known:
-            self._known_leases[worker] = lease, now
+            self._known_leases[worker] = lease, time.monotonic()
             return True
-        return now < since + 2 * LEASE_SECONDS
+        return asked < since + 2 * LEASE_SECONDS
 
-    async def _may_renew(self, worker: str) -> bool:
+    async def _may_renew(self, worker: str, asked: float) -> bool:
         """Return whether a worker without a lease listens, and has not had the time to renew its lease yet.
 
         A worker that hangs listens, too: its connection to the backend is open.
@@ -274,8 +303,7 @@ class Fleet:
         if not await self.is_listening(worker):
             self._missing_since.pop(worker, None)
             return False
-        now = time.monotonic()
-        return now < self._missing_since.setdefault(worker, now) + _renewed_seconds()
+        return asked < self._missing_since.setdefault(worker, time.monotonic()) + _renewed_seconds()
 
     async def is_listening(self, worker: str) -> bool:
         """Return whether a worker is connected to the backend's bus now.
@@ -290,7 +318,7 @@ class Fleet:
     def hear(self, subject: str, receive: Receive, missed: Callable[[], None]) -> None:
         """Call `receive` with each message that another worker publishes under a subject. Call this before joining.
 
-        `missed` is called when messages may have been lost.
+        `missed` is called when messages may have been lost, or when others may have taken this worker for dead.
         """
         self._subjects[subject] = receive
         self._on_missed.append(missed)
@@ -503,6 +531,16 @@ def _lease(worker: str) -> str:
 def _topic_of(worker: str) -> str:
     """Return the topic for messages to one worker."""
     return f"worker/{worker}"
+
+
+def _own_clock() -> float:
+    """Return the seconds of a clock by which a worker judges its own lease: it goes on while the machine sleeps.
+
+    `time.monotonic` does not on many systems. Leases of others are judged by that one, because the backend may have
+    slept, too. So each clock errs on the safe side.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))  # of Linux; of others
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _renewed_seconds() -> float:

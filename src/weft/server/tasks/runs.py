@@ -183,6 +183,7 @@ class TaskRun:
         self._room = runner
         self._runtime = runner.runtime
         self._records = runner.records
+        self._lease = self._runtime.fleet.lease_number  # of this worker when the task was surely ours; None: unknown
         self._size = 0 if known is None else known.size  # bytes in the journal
         self._entries = 0 if known is None else len(known.journal.once) + len(known.journal.answers)
         self._report: tuple[float, float | None, str | None] | None = None  # progress that is not stored yet
@@ -220,10 +221,21 @@ class TaskRun:
                 f"{self.call.described} has called ctx.once {self._entries} times. Put several steps into one "
                 "function, or raise Limits(task_steps=...)."
             )
-        if not self._runtime.fleet.holds_lease and not await self.surely(self._is_ours):
+        if not await self._is_still_ours():
             self.stop("lost")
         if self.stopped is not None:
             await asyncio.get_running_loop().create_future()  # until the handler is cancelled
+
+    async def _is_still_ours(self) -> bool:
+        """Return whether no other worker has taken over the task. The record is read only if that is possible."""
+        fleet = self._runtime.fleet
+        while (number := fleet.lease_number) is None or number != self._lease:  # again: it may be paused meanwhile
+            if not await self.surely(self._is_ours):
+                return False
+            self._lease = number
+            if number is None:
+                break
+        return True
 
     async def _is_ours(self) -> bool:
         record = await self._records.read(self.id)
@@ -232,13 +244,19 @@ class TaskRun:
     # The journal.
 
     async def keep(self, key: str, value: Raw) -> None:
-        """Store a result of `ctx.once` in the journal. If the Backend fails, try again until the task expires."""
+        """Store a result of `ctx.once` in the journal. If the Backend fails, try again until the task expires.
+
+        Drop it if another worker has the task: that one calls the function again, and goes on with its own result. A
+        later run must not find another one.
+        """
         self.round.journal.once[key] = value  # at once: the call may become a task in this moment
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
-        if self.has_ended or self.stopped in ("cancelled", "expired"):  # the function was in a thread
+        if self.has_ended or self.stopped in ("cancelled", "expired", "lost"):  # the function was in a thread
             return
-        if self.is_task:
+        if self.is_task and not await self._is_still_ours():
+            self.stop("lost")
+        elif self.is_task:
             self._size += len(bytes(value))
             self._entries += 1
             if self._size > self._runtime.limits.task_bytes:
