@@ -77,7 +77,7 @@ class TaskRequest(msgspec.Struct, array_like=True, gc=False):
     client_info: Implementation | None
     client_capabilities: ClientCapabilities
     log_level: LogLevel | None
-    headers: list[tuple[bytes, bytes]] | None  # of HTTP, without credentials; None on stdio
+    headers: list[tuple[bytes, bytes]] | None  # of HTTP, those without secrets; None on stdio
     token_info: TokenInfo | None
     address: str  # address or pipe of the client
     logical: str  # id of the logical call, if it had rounds before it became a task
