@@ -59,7 +59,10 @@ class TaskFeed(Protocol):
         ...
 
     async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
-        """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
+        """Return those of the ids that are tasks of the caller.
+
+        Raises an error if the client does not know tasks, or if its token lacks a scope for one of its tasks.
+        """
         ...
 
     async def watch(self, id: str, wake: Callable[[], object]) -> Unsubscribe:

@@ -90,6 +90,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     version: str  # protocol version of the call
     owner: str  # name under which the caller's tasks are listed: see `owner_of`
     principal: str | None  # caller to whom the task belongs; None without authorization
+    scopes: tuple[str, ...]  # that the tool needed when it was called: it may not exist any more
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
     restarts: bool = True  # whether the handler runs again after its worker has died
