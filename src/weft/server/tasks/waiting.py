@@ -6,15 +6,19 @@ client of an older one may have closed its stream, which the server does not lea
 
 Only what a client answers ends a question. If a client does not answer in time, it may be gone without the server's
 knowledge. Then its call does not ask that question again, but the question stays, and the next call asks it.
+
+Calls that wait do not count as requests in flight, because they may wait for hours. `Limits.task_waits` bounds them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -26,6 +30,7 @@ from weft.server.asking.asks import fault_of
 from weft.server.asking.questions import missing_for, read_question
 from weft.server.asking.rounds import Channel, QuestionUnanswered
 from weft.server.calls.call import Call
+from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import GivenAnswer, TaskRecord, TaskRecords
 from weft.types.base import NotificationParams
@@ -47,17 +52,31 @@ class TaskWaiter:
         self._runtime = runtime
         self._records = records
         self._give = give
+        self._numbers = count(1)  # of calls that wait
 
     async def wait(self, call: Call, id: str, *, is_plain: bool = False) -> TaskRecord | None:
         """Return the record of a task when it has ended; None if it has expired. Ask its questions meanwhile.
 
-        `is_plain` is True if the client of the call does not know that there is a task.
+        `is_plain` is True if the client of the call does not know that there is a task. Such a call counts as a request
+        in flight, like any other. Raises Busy if too many other calls wait.
         """
-        waiting = _Waiting(self._runtime, self._records, self._give, call, id, is_plain=is_plain)
+        with nullcontext() if is_plain else self._counted(call.peer):
+            waiting = _Waiting(self._runtime, self._records, self._give, call, id, is_plain=is_plain)
+            try:
+                return await waiting.run()
+            finally:
+                await waiting.close()
+
+    @contextmanager
+    def _counted(self, peer: str) -> Generator[None]:
+        """Count a call that waits, instead of a request in flight. Raises Busy if the peer has no room for it."""
+        waits, key = self._runtime.task_waits, str(next(self._numbers))
+        if not waits.take(key, peer, most=self._runtime.limits.task_waits, seconds=math.inf):
+            raise Busy("Too many requests wait for the results of tasks. Try again when one of yours has ended.")
         try:
-            return await waiting.run()
+            yield
         finally:
-            await waiting.close()
+            waits.release(key)
 
 
 class _Waiting:
