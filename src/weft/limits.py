@@ -58,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # HTTP requests of one principal or address, at all workers that share a backend; 0: no limit.
     requests_per_minute: int = 0  # beyond it a request is answered with 429
-    requests_at_once: int = 0  # being served at the same time, listen streams not counted; beyond it: 429
+    requests_at_once: int = 0  # at the same time, without listen streams and `tasks/result`; beyond it: 429
 
     # Messages of one call before its answer, per second; 0: no limit.
     progress_per_second: int = 100
@@ -88,6 +88,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     task_steps: int = 10_000  # calls of `ctx.once` in one task
     task_bytes: int = 4 * MIB  # all answers and results of `ctx.once` of one task; also its result
     tasks_bytes: int = 256 * MIB  # what the process has stored of tasks; a caller may have half of the rest
+    task_waits: int = 1024  # requests `tasks/result` that wait; a caller may have half of the rest
     task_restarts: int = 5  # workers in a row that die while they run a task, without a new result of `ctx.once`
 
     # Errors that are sent to a peer.

@@ -151,6 +151,28 @@ async def test_so_many_at_once_at_all_workers_together() -> None:
     await here.leave()
 
 
+async def test_requests_for_the_results_of_tasks_do_not_count() -> None:
+    """Else a client that waits for its tasks could not cancel them. `Limits.task_waits` bounds them."""
+    server = make_worker(None, requests_at_once=1)
+
+    @server.tool(task="optional")
+    async def paint() -> str:
+        await server.go_on.wait()
+        return "painted"
+
+    peer = AppPeer(server.asgi())
+    await peer.open()
+    created = await peer.post(message("tools/call", {"name": "paint", "arguments": {}, "task": {}}, 1))
+    task = {"taskId": (await created.result())["task"]["taskId"]}
+    waiting = [await peer.begin(message("tasks/result", task, number)) for number in (2, 3)]
+    await eventually(lambda: len(server.engine.task_waits) == 2)
+    assert (await peer.post(message("tasks/get", task, 4))).status == 200
+    server.go_on.set()
+    assert [await (await one).text() for one in waiting] == ["painted"] * 2
+    await server.stop()
+    await peer.leave()
+
+
 async def test_so_many_at_once_at_all_apps_of_a_server_together() -> None:
     server = make_worker(None, requests_at_once=2)
     hold = {"name": "hold", "arguments": {}}

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from weft.protocol.headers import decode_value
+from weft.protocol.headers import decode_value, is_harmless
 from weft.protocol.names import printable
 from weft.types.tasks import SHOWN_OF_TASK_ID
 
@@ -30,12 +30,6 @@ _MOST_READ = 64 * 1024  # longest body, in bytes, that is parsed as JSON; a long
 _DEEPEST = 64  # levels of a body that are searched; deeper values are masked
 _MOST_NAME = 128  # characters of a name that are shown
 
-_PLAIN_HEADERS = frozenset({
-    "accept", "accept-encoding", "allow", "cache-control", "connection", "content-encoding", "content-length",
-    "content-type", "date", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version",
-    "origin", "retry-after", "server", "traceparent", "transfer-encoding", "user-agent", "vary", "via",
-    "www-authenticate", "x-accel-buffering",
-})  # fmt: skip
 _SECRET_NAME = re.compile(
     r"(?i)(password|passwd|passphrase|secret|authorization|credential|cookie|assertion|verifier|api_?-?key|private_?-?key"
     r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
@@ -94,8 +88,7 @@ def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, byte
     for name, value in pairs:
         if name.lower() == "mcp-name":
             value = _masked_task_id(value) if names_task else _masked_name_header(value)
-        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith(("access-control-", "mcp-param-"))
-        shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
+        shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_harmless(name) else MASK}")
     return ", ".join(shown)
 
 

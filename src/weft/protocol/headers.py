@@ -24,6 +24,14 @@ from weft.protocol.names import printable
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})  # fields whose repeated values are joined
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+# Fields that are known to have no secret. A proxy, or a program, may send credentials in any other field.
+_HARMLESS = frozenset({
+    "accept", "accept-encoding", "allow", "cache-control", "connection", "content-encoding", "content-length",
+    "content-type", "date", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version",
+    "origin", "retry-after", "server", "traceparent", "tracestate", "transfer-encoding", "user-agent", "vary", "via",
+    "www-authenticate", "x-accel-buffering",
+})  # fmt: skip
+_HARMLESS_PREFIXES = ("access-control-", "mcp-param-")
 _MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # headers that repeat parts of the body
 _OWS = b" \t"  # RFC 9110 optional whitespace
 
@@ -73,6 +81,20 @@ class Headers:
     def without_credentials(self) -> list[tuple[bytes, bytes]]:
         """Return all headers except Authorization and cookies, as the request has them."""
         return [(name, value) for name, value in self.raw if name not in _SECRET]
+
+    def harmless(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that are known to have no secret, as the request has them: those that may be stored."""
+        return [(name, value) for name, value in self.raw if is_harmless(name.decode("latin-1"))]
+
+
+def is_harmless(name: str) -> bool:
+    """Return whether a header is known to have no secret, so that it may be logged and stored.
+
+    >>> is_harmless("User-Agent"), is_harmless("X-Api-Key")
+    (True, False)
+    """
+    name = name.lower()
+    return name in _HARMLESS or name.startswith(_HARMLESS_PREFIXES)
 
 
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from support.backends import YieldingBackend
-from support.raw_sessions import Exchange, accept, answer_to
+from support.raw_sessions import Exchange, Reply, accept, answer_to, eventually
 from support.session_tasks import CAPABILITIES, RELATED, STATUS, AppTaskPeer, Workshop
-from weft import Limits
+from weft import Context, Limits, QuestionFailed, TaskStore
+from weft.backends.memory import MemoryBackend
+from weft.server.tasks.records import TaskRecord
 
 CREATE = "elicitation/create"
 MODEL = {"role": "assistant", "content": {"type": "text", "text": "Morning"}, "model": "m"}
@@ -313,3 +315,129 @@ async def test_a_reader_that_has_lost_its_stream_finds_the_question_there(client
     resumed = await client.get(last)
     await client.post(accept(await resumed.question(), "b"))
     assert await resumed.text() == "a b"
+
+
+# Silence is no answer.
+
+
+def let_time_run_out(shop: Workshop, client: AppTaskPeer, question: Any) -> None:
+    """Let `ask_seconds` be over for a question that was sent to a client."""
+    [session] = [one for one in shop.server.engine.sessions._all() if one.id == client.session]
+    deadline = session.outstanding._waiting[question["id"]].deadline
+    assert deadline is not None
+    deadline.reschedule(asyncio.get_running_loop().time())
+
+
+def questions_on(stream: Exchange) -> list[str]:
+    """The texts of the questions that were read from a stream."""
+    sent = [event.data for event in stream.events if event.data and event.data.get("method") == CREATE]
+    return [question["params"]["message"] for question in sent]
+
+
+async def test_a_question_that_a_client_does_not_answer_in_time_is_asked_by_the_next_call(
+    shop: Workshop, client: AppTaskPeer
+) -> None:
+    """The client may be gone. The call that has asked waits on, and does not ask the same again."""
+    later = await shop.client()
+    task = await client.start("chain")
+    silent, question = await asked(client, task["taskId"])
+    let_time_run_out(shop, client, question)
+    withdrawn = await silent.question("notifications/cancelled")
+    assert withdrawn["params"]["requestId"] == question["id"]
+    for _ in range(3):
+        await shop.server.engine.tasks._records.tell(task["taskId"])  # as with every change
+        assert (await client.state(task["taskId"]))["status"] == "input_required"
+    reading, question = await asked(later, task["taskId"])
+    await later.post(accept(question, "a"))
+    await later.post(accept(await reading.question(), "b"))
+    assert [await reading.text(), await silent.text()] == ["a b", "a b"]
+    assert questions_on(silent) == ["Number 0?"]
+
+
+async def test_an_older_call_asks_if_the_newest_gets_no_answer(shop: Workshop, client: AppTaskPeer) -> None:
+    task = await client.start("frame", photo="attic")
+    old, _ = await asked(client, task["taskId"])
+    other = await shop.client()
+    new, question = await asked(other, task["taskId"])
+    let_time_run_out(shop, other, question)
+    await client.post(accept(await old.question(), "oak"))
+    assert [await old.text(), await new.text()] == ["attic in oak", "attic in oak"]
+
+
+async def test_only_the_question_without_an_answer_is_asked_again(shop: Workshop, client: AppTaskPeer) -> None:
+    """The other one is answered on the same stream, after the time of the first has run out."""
+    task = await client.start("hang")
+    silent, first = await asked(client, task["taskId"])
+    second = await silent.question()
+    let_time_run_out(shop, client, first)
+    withdrawn = await silent.question("notifications/cancelled")
+    assert withdrawn["params"]["requestId"] == first["id"]
+    await client.post(accept(second, "there"))
+    async with asyncio.timeout(30):
+        while len((await read(shop, task["taskId"])).questions) == 2:  # noqa: ASYNC110 - nobody tells a test
+            await asyncio.sleep(0.005)
+    reading, again = await asked(client, task["taskId"])
+    assert again["params"] == first["params"]
+    await client.post(accept(again, "here"))
+    assert set((await reading.text()).split(" on ")) == {"here", "there"}
+    assert (len(questions_on(reading)), len(questions_on(silent))) == (1, 2)
+
+
+async def read(shop: Workshop, id: str) -> TaskRecord:
+    record = await shop.server.engine.tasks._records.read(id)
+    assert record is not None
+    return record
+
+
+async def test_a_client_that_takes_no_stream_does_not_fail_the_task(client: AppTaskPeer) -> None:
+    """A later call with a stream asks."""
+    task = await client.start("frame", photo="attic")
+    await client.reach(task["taskId"], "input_required")
+    without = await client.wait(task["taskId"], Accept="application/json")
+    reading, question = await asked(client, task["taskId"])
+    await client.post(accept(question, "oak"))
+    assert [await reading.text(), await (await without).text()] == ["attic in oak", "attic in oak"]
+
+
+async def test_a_worker_that_stops_does_not_answer_for_the_client() -> None:
+    """After `drain_seconds`, no more answers are accepted there. Another worker asks again."""
+    backend = MemoryBackend()
+    async with (
+        Workshop(backend=backend, limits=Limits(drain_seconds=0.05)) as here,
+        Workshop(backend=backend) as there,
+    ):
+        client, other = await here.client(), await there.client()
+        task = await client.start("frame", photo="attic")
+        await asked(client, task["taskId"])
+        here.server.engine.close_streams()
+        [session] = here.server.engine.sessions._all()
+        await eventually(lambda: session.outstanding._closed is not None and not len(session.outstanding))
+        for _ in range(100):  # turns of the event loop, in which nothing is stored
+            await asyncio.sleep(0)
+        await here.server.stop()
+        assert (await other.state(task["taskId"]))["status"] == "input_required"
+        reading, question = await asked(other, task["taskId"])
+        await other.post(accept(question, "oak"))
+        assert await reading.text() == "attic in oak"
+
+
+async def test_a_program_learns_that_a_client_without_a_task_does_not_answer(
+    shop: Workshop, client: AppTaskPeer
+) -> None:
+    """Nobody else will ask: the client does not know that there is a task."""
+    jobs: list[str] = []
+
+    @shop.server.tool(task="optional")
+    async def print_it(ctx: Context) -> str:
+        return ctx.task.external(jobs.append)
+
+    calling = asyncio.create_task(client.call("print_it"))
+    await eventually(lambda: jobs)
+    store = TaskStore(shop.server.backend)
+    asking = asyncio.create_task(store.ask(jobs[0], "Which paper?", Reply))
+    reading = await calling
+    let_time_run_out(shop, client, await reading.question())
+    with pytest.raises(QuestionFailed, match="did not answer"):
+        await asking
+    await store.complete(jobs[0], "printed")
+    assert await reading.text() == "printed"

@@ -1,12 +1,14 @@
 """`tasks/result`: it waits for the end of a task, and is what the call would have been answered with."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from support.raw_sessions import accept
+from support.raw_sessions import Exchange, accept, eventually
 from support.session_tasks import DECLARED, RELATED, STATUS, AppTaskPeer, Workshop
+from weft import Context, Limits, TaskStore
 
 
 @pytest.fixture
@@ -223,3 +225,82 @@ async def test_metadata_that_is_malformed_is_ignored(client: AppTaskPeer, value:
     task = await client.start("photo", meta={RELATED: value})
     params = {"taskId": task["taskId"], "_meta": {RELATED: value}}
     assert (await (await client.ask("tasks/get", params)).result())["taskId"] == task["taskId"]
+
+
+# How many wait.
+
+
+async def begin(shop: Workshop, client: AppTaskPeer, id: str, count: int) -> list["asyncio.Task[Exchange]"]:
+    """Let a client wait so many times for the result of a task that does not end."""
+    before = len(shop.server.engine.task_waits)
+    waiting = [await client.wait(id) for _ in range(count)]
+    await eventually(lambda: len(shop.server.engine.task_waits) == before + count)
+    return waiting
+
+
+async def test_calls_that_wait_are_no_requests_in_flight() -> None:
+    """Others are served, also when a client has closed its connections, and its calls go on."""
+    async with Workshop(limits=Limits(in_flight=3, drain_seconds=0.2)) as shop:
+        engine = shop.server.engine
+        ann, bob = await shop.client("ann"), await shop.client("bob")
+        task = await ann.start("hold")
+        waiting = await begin(shop, ann, task["taskId"], 5)
+        assert await (await bob.call("add", a=1, b=2)).text() == "3"
+        for exchange in ann.exchanges[-5:]:
+            exchange.task.cancel()  # as an ASGI server may do when the client disconnects
+        await asyncio.gather(*waiting)
+        assert (len(engine.task_waits), engine.in_flight) == (5, 5)
+        assert await (await bob.call("add", a=1, b=2)).text() == "3"
+        shop.released.set()
+        await eventually(lambda: (len(engine.task_waits), engine.in_flight) == (0, 0))
+
+
+async def test_other_calls_are_still_counted() -> None:
+    async with Workshop(limits=Limits(in_flight=1, drain_seconds=0.2)) as shop:
+        ann, bob = await shop.client("ann"), await shop.client("bob")
+        task = await ann.start("hold")
+        await begin(shop, ann, task["taskId"], 3)
+        calling = asyncio.create_task(bob.call("late"))
+        await eventually(lambda: shop.server.engine.in_flight == 4)
+        assert (await ann.call("add", a=1, b=2)).status == 503
+        calling.cancel()
+
+
+@pytest.mark.security("R12")
+async def test_one_call_too_many_that_waits_is_refused() -> None:
+    """A caller may have half of what the others leave free. The result of a task that has ended needs no room."""
+    async with Workshop(limits=Limits(task_waits=6, drain_seconds=0.2)) as shop:
+        ann, bob = await shop.client("ann"), await shop.client("bob")
+        task, ended = await ann.start("hold"), await ann.start("photo")
+        his = (await bob.start("hold"))["taskId"]
+        await ann.reach(ended["taskId"], "completed")
+        await begin(shop, ann, task["taskId"], 3)
+        other = await shop.client("ann")
+        for client in (ann, other):  # counted by caller, not by session
+            refused = await client.ask("tasks/result", {"taskId": task["taskId"]})
+            assert refused.headers["retry-after"] == "1"
+            assert await refused.refusal() == (503, -32603)
+        assert "result" in await ann.outcome(ended["taskId"])
+        await begin(shop, bob, his, 1)
+        assert await (await bob.ask("tasks/result", {"taskId": his})).refusal() == (503, -32603)
+        await ann.give_up()
+        await eventually(lambda: len(shop.server.engine.task_waits) == 3)
+        await begin(shop, bob, his, 1)
+        assert Limits().task_waits == 1024
+
+
+async def test_a_plain_call_that_waits_for_a_program_is_a_request_in_flight() -> None:
+    async with Workshop(limits=Limits(in_flight=1, task_waits=0, drain_seconds=0.2)) as shop:
+        jobs: list[str] = []
+
+        @shop.server.tool(task="optional")
+        async def print_it(ctx: Context) -> str:
+            return ctx.task.external(jobs.append)
+
+        client = await shop.client()
+        calling = asyncio.create_task(client.call("print_it"))
+        await eventually(lambda: jobs)
+        assert len(shop.server.engine.task_waits) == 0
+        assert (await client.call("add", a=1, b=2)).status == 503
+        assert await TaskStore(shop.server.backend).complete(jobs[0], "printed")
+        assert await (await calling).text() == "printed"

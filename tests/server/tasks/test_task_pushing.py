@@ -253,6 +253,75 @@ async def test_too_many_tasks_on_a_stream_are_refused() -> None:
         assert (error["code"], "at most 2 tasks" in error["message"]) == (-32602, True)
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [(Limits(listen_streams_per_peer=2), 2), (Limits(listen_streams=3), 3), (Limits(), 16)],
+)
+async def test_streams_that_open_at_the_same_time_find_the_limit(limits: Limits, count: int) -> None:
+    """Also while the server reads the tasks that each of them names."""
+    studio = Studio(limits=limits, backend=YieldingBackend())
+    async with serving(studio.server) as client:
+        id = await client.start("paint")
+        streams = await asyncio.gather(*(client.listen(id) for _ in range(count + 5)))
+        assert sorted(stream.status for stream in streams) == [200] * count + [503] * 5
+        assert len(studio.server.engine.subscriptions) == count
+        for stream in streams:
+            if stream.status == 200:
+                assert await accepted(stream) == [id]
+                await stream.close()
+
+
+async def test_a_stream_that_fails_or_is_given_up_before_it_begins_leaves_its_place() -> None:
+    backend = YieldingBackend()
+    studio = Studio(limits=Limits(listen_streams_per_peer=1), backend=backend)
+    async with serving(studio.server) as client:
+        id = await client.start("paint")
+        get, reads = backend.store.get, asyncio.Event()
+
+        async def hang(_: str) -> bytes | None:
+            reads.set()
+            return await asyncio.get_running_loop().create_future()
+
+        backend.store.get = hang
+        waiting = asyncio.create_task(client.listen(id))
+        await reads.wait()
+        assert len(studio.server.engine.subscriptions) == 1
+        await client.peer.exchanges[-1].close()
+        await waiting
+        backend.store.get = get
+        assert len(studio.server.engine.subscriptions) == 0
+
+        backend.store.is_gone = True
+        error = await client.error("subscriptions/listen", {"notifications": {"taskIds": [id]}})
+        assert error["code"] == -32603
+        backend.store.is_gone = False
+        stream = await client.listen(id)
+        assert await accepted(stream) == [id]
+        await stream.close()
+
+
+async def test_a_stream_that_is_opened_while_the_server_ends_all_is_ended_with_its_result() -> None:
+    backend = YieldingBackend()
+    studio = Studio(backend=backend)
+    async with serving(studio.server) as client:
+        id = await client.start("paint")
+        get, reads, go_on = backend.store.get, asyncio.Event(), asyncio.Event()
+
+        async def slow(key: str) -> bytes | None:
+            reads.set()
+            await go_on.wait()
+            return await get(key)
+
+        backend.store.get = slow
+        opening = asyncio.create_task(client.listen(id))
+        await reads.wait()
+        assert studio.server.engine.subscriptions.close("127.0.0.1") == 1
+        go_on.set()
+        stream = await opening
+        assert await accepted(stream) == [id]
+        assert (await stream.json())["result"]["_meta"][TAG] == 1
+
+
 async def test_nothing_is_watched_any_more_when_the_stream_is_over(client: TaskClient, studio: Studio) -> None:
     id = await client.start("paint")
     topics = studio.server.engine.backend.bus._topics  # type: ignore[attr-defined] - of the memory

@@ -43,6 +43,7 @@ from weft.limits import Limits
 from weft.protocol.request_state import Journal, KeyRing, Keys, RecordedAnswer, StateRefused, binding, digest
 from weft.server.asking.once import Once, to_json
 from weft.server.asking.questions import ask_url, check_request, params_of
+from weft.server.calls.pending import ChannelClosed
 from weft.types.features import CallToolParams
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.lifecycle import InputParams
@@ -113,6 +114,13 @@ class UrlElicitationRequired(InputRequired):
         if any(getattr(page.params, "mode", None) != "url" for page in asked):
             raise UsageError("UrlElicitationRequired lists pages: pairs of a message and a URL, or ask_url(...).")
         super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})
+
+
+class QuestionUnanswered(QuestionFailed):
+    """The client has not answered a question at all: it cannot be asked, is gone, or does not answer in time.
+
+    A handler in a session need not know the difference. In a task, another call may get an answer.
+    """
 
 
 class _RoundOver(InputRequired):
@@ -524,13 +532,16 @@ class Channel(Asker):
         return answer
 
     async def send(self, method: str, params: Any) -> msgspec.Raw:
-        """Send a question to the client, and return its answer as JSON. Raises QuestionFailed if there is none."""
+        """Send a question to the client, and return its answer as JSON.
+
+        Raises QuestionFailed if the client answers with an error, and QuestionUnanswered if it does not answer.
+        """
         call, seconds = self._call, self._call.services.limits.ask_seconds
         if call.cancellation.cancelled or call.reply.answered:
             reason = "the call is answered. Ask before the handler returns."
             if call.cancellation.cancelled:
                 reason = "it has cancelled the call."
-            raise QuestionFailed(f"The client cannot be asked ({method}): {reason}")
+            raise QuestionUnanswered(f"The client cannot be asked ({method}): {reason}")
         self._sent += 1
         self._check_total(self._sent, "questions", "asks_per_call", self._limits.asks_per_call)
         fitting = self._fit(method, params)
@@ -542,12 +553,14 @@ class Channel(Asker):
             return msgspec.Raw(
                 msgspec.json.encode(await call.connection.send_raw_request(method, fitting, timeout=seconds))
             )
+        except ChannelClosed as error:
+            raise QuestionUnanswered(f"The client did not answer: {error.message}") from None
         except RemoteError as error:
             raise QuestionFailed(f"The client refused: {error.message}", error.code, error.data) from None
         except RequestTimeout as error:
-            raise QuestionFailed(str(error)) from None
+            raise QuestionUnanswered(str(error)) from None
         except NoBackChannelError:
-            raise QuestionFailed(
+            raise QuestionUnanswered(
                 f"The client cannot be asked ({method}): it accepts no stream as the response to this call, and has no "
                 "other stream open."
             ) from None

@@ -19,6 +19,7 @@ from weft.server.calls.connection import Cancellation, Connection, TokenInfo, de
 from weft.server.calls.pending import ClientChannel
 from weft.server.calls.services import Services
 from weft.types.base import RequestId, Result
+from weft.types.tasks import SHOWN_OF_TASK_ID
 
 Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # the coroutine, its description, its source location
 
@@ -205,9 +206,14 @@ class Call:
 
     @property
     def described(self) -> str:
-        """The method, and the name of the tool, resource or prompt if there is one, for error messages."""
+        """The method, and the name of the tool, resource or prompt if there is one, for error messages and the log."""
         mirrored = self.envelope.method.mirrored
-        return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method
+        if not mirrored:
+            return self.method
+        name = getattr(self.envelope.params, mirrored)
+        if mirrored == "task_id" and isinstance(name, str):
+            name = name[:SHOWN_OF_TASK_ID]  # the id may be all that is needed to read the result
+        return f"{self.method} {masked_name(name)!r}"
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # Serves one method; returns a `Result`, or an encoded result.

@@ -32,6 +32,13 @@ TOTAL_SECONDS = 600.0  # Maximum total time of a request with progress, unless i
 CANCEL_SECONDS = 1.0  # Time limit for sending a cancellation.
 
 
+class ChannelClosed(RemoteError):
+    """A request will not be answered: the client is gone, or the server stops and accepts no more answers."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(InternalError.code, reason)
+
+
 class _PeerError(msgspec.Struct):
     code: int = InternalError.code
     message: str = "The client gave no reason."
@@ -73,13 +80,14 @@ class PendingRequests:
     ) -> msgspec.Raw:
         """Send a request, wait for its result, and return the result as JSON.
 
-        Raises `RemoteError` if the peer answers with an error or is gone, and `RequestTimeout` after a timeout.
+        Raises `RemoteError` if the peer answers with an error, `ChannelClosed` if it is gone, and `RequestTimeout`
+        after a timeout.
 
         After a timeout, a cancellation is sent with `send`. If the waiting task is cancelled, a cancellation is sent
         with `send_cancellation` (default: the `send` of the constructor).
         """
         if self._closed is not None:
-            raise RemoteError(InternalError.code, self._closed)
+            raise ChannelClosed(self._closed)
         request_id = f"{self._name}-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         at_most = loop.time() + max(timeout, TOTAL_SECONDS)
@@ -129,11 +137,11 @@ class PendingRequests:
         return True
 
     def close(self, reason: str = "The client is gone.") -> None:
-        """Fail all pending and later requests with a RemoteError, because the peer can no longer answer."""
+        """Fail all pending and later requests with ChannelClosed, because the peer can no longer answer."""
         self._closed = reason
         for waiting in self._waiting.values():
             if not waiting.answer.done():
-                waiting.answer.set_exception(RemoteError(InternalError.code, reason))
+                waiting.answer.set_exception(ChannelClosed(reason))
                 waiting.answer.exception()  # Mark it as retrieved: the waiting task may be cancelled first.
 
 

@@ -323,8 +323,7 @@ class Pages(Generic[T]):
 
 def _is_visible(call: Call, item: Feature) -> bool:
     """Return whether the caller's token has the scopes of a feature, and the feature is not hidden from the client."""
-    granted = _granted_to(call)
-    return (granted is None or granted.issuperset(item.scopes)) and not (
+    return has_scopes(call, item.scopes) and not (
         item.hide and any(not call.client_supports(need) for need in item.needs)
     )
 
@@ -334,6 +333,12 @@ def _granted_to(call: Call) -> frozenset[str] | None:
     if call.headers is None:
         return None
     return _NONE if call.token_info is None else call.token_info.scopes
+
+
+def has_scopes(call: Call, scopes: Iterable[str]) -> bool:
+    """Return whether the token of a call has all these scopes, or the call needs none."""
+    granted = _granted_to(call)
+    return granted is None or granted.issuperset(scopes)
 
 
 class InsufficientScope(InvalidRequest):
@@ -347,8 +352,8 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
 
     The `WWW-Authenticate` header of the response then names these scopes, and the scopes that every token must have.
     """
-    needed, granted = tuple(scopes), _granted_to(call)
-    if granted is None or granted.issuperset(needed):
+    needed = tuple(scopes)
+    if has_scopes(call, needed):
         return
     auth = call.services.auth
     whole = dict.fromkeys((*(() if auth is None else auth.scopes), *needed))

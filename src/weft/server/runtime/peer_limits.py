@@ -26,6 +26,7 @@ COUNT_SECONDS = 1.0  # how long the backend may take to count a request
 AWAY_SECONDS = 5.0  # after the backend has failed, requests are not counted for this time
 HOLD_SECONDS = 60.0  # a request is counted as running for this time if its worker dies
 _PERIOD = 60.0  # seconds, of `requests_per_minute`
+_LONG = ("subscriptions/listen", "tasks/result")  # requests that may wait for hours; other limits bound them
 
 
 class TooMany(Busy):
@@ -164,10 +165,10 @@ class PeerLimits:
 def _counts(message: Frame | bytes) -> bool:
     """Return whether a message counts for `requests_at_once`: it is a request that is answered soon.
 
-    A client that has reached the limit can still answer questions, cancel requests, and open a listen stream. A message
-    that is bytes is an encoded error, in place of an invalid message.
+    A client that has reached the limit can still answer questions, cancel requests, open a listen stream, and wait for
+    the result of a task. A message that is bytes is an encoded error, in place of an invalid message.
     """
-    return isinstance(message, Frame) and message.is_request and message.method != "subscriptions/listen"
+    return isinstance(message, Frame) and message.is_request and message.method not in _LONG
 
 
 def _hash(peer: str) -> str:

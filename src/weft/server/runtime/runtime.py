@@ -21,6 +21,7 @@ from weft.net.logs import Seldom
 from weft.server.calls.connection import Connection
 from weft.server.calls.execution import is_cancelled
 from weft.server.calls.services import CachedValue, Services
+from weft.server.calls.shares import Shares
 from weft.server.diagnostics import report, summary_of
 from weft.server.runtime.admission import OpenCalls
 from weft.server.runtime.dispatch import Dispatcher
@@ -258,6 +259,7 @@ class Runtime(Services):
         if not self.backend.is_local:
             self.open_calls.name = "This worker"
         self.subscriptions = ListenStreams(self)
+        self.task_waits = Shares()  # calls that wait for the results of tasks
         # Shared by all ASGI apps of the server; None if the requests of a client are not limited.
         self.peer_limits = PeerLimits.for_limits(self.backend, self.limits, self.fleet.worker)
 
@@ -285,8 +287,8 @@ class Runtime(Services):
     def is_full(self, *, own: int = 0) -> bool:
         """Return whether the server has reached its limit of running requests.
 
-        Listen streams are not counted, because they have a separate limit. `own` is the number of running requests that
-        belong to the caller of this method. These requests are not counted either.
+        Listen streams, and calls that wait for the results of tasks, have separate limits and are not counted. `own` is
+        the number of running requests that belong to the caller of this method. These are not counted either.
         """
         most = self.limits.in_flight + own
-        return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most
+        return self.in_flight >= most and self.in_flight - len(self.subscriptions) - len(self.task_waits) >= most

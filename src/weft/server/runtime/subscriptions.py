@@ -59,7 +59,10 @@ class TaskFeed(Protocol):
         ...
 
     async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
-        """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
+        """Return those of the ids that are tasks of the caller.
+
+        Raises an error if the client does not know tasks, or if its token lacks a scope for one of its tasks.
+        """
         ...
 
     async def watch(self, id: str, wake: Callable[[], object]) -> Unsubscribe:
@@ -81,11 +84,16 @@ class ListenStream:
         self.filter = filter  # the part of the client's filter that the server offers
         self.peer = peer
         self.uris = frozenset(filter.resource_subscriptions or ())
-        self.tasks = frozenset(filter.task_ids or ())
+        self.tasks: frozenset[str] = frozenset()  # see `add_tasks`
         self.wake = asyncio.Event()
         self.inbox = ChangeInbox(self.accepts, self.uris, self.wake.set)
         self.ended = False  # whether the server is ending the stream
         self.expired = False  # whether the stream ends because the client's token has expired
+
+    def add_tasks(self, ids: Sequence[str]) -> None:
+        """Add tasks to the filter of this stream. Until then, it has none."""
+        self.filter.task_ids = list(ids)
+        self.tasks = frozenset(ids)
 
     def accepts(self, change: Change) -> bool:
         """Return whether a change matches the filter of this stream."""
@@ -124,14 +132,13 @@ class ListenStreams:
         """Serve `subscriptions/listen`: acknowledge the request, then send changes until one side ends the stream."""
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
-        offered = self._offered(wanted)
-        if wanted.task_ids is not None and (feed := self._offered_feed) is not None:
-            offered.task_ids = await feed.readable(call, wanted.task_ids)
-        stream = ListenStream(call.id, offered, call.peer)
+        stream = ListenStream(call.id, self._offered(wanted), call.peer)
         stream.ended = self._closed is asyncio.get_running_loop()
         meta = {SUBSCRIPTION_ID_KEY: stream.id}
-        self._add(stream)
+        self._add(stream)  # before the first `await`, so that streams that are opened at the same time find the limit
         try:
+            if wanted.task_ids is not None and (feed := self._offered_feed) is not None:
+                stream.add_tasks(await feed.readable(call, wanted.task_ids))
             acknowledged = AcknowledgedParams(notifications=stream.filter, meta=meta)
             await call.reply.notify(encode_notification("notifications/subscriptions/acknowledged", acknowledged))
             async with self._watching(stream):

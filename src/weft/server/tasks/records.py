@@ -79,7 +79,7 @@ class TaskRequest(msgspec.Struct, array_like=True, gc=False):
     client_info: Implementation | None
     client_capabilities: ClientCapabilities
     log_level: LogLevel | None
-    headers: list[tuple[bytes, bytes]] | None  # of HTTP, without credentials; None on stdio
+    headers: list[tuple[bytes, bytes]] | None  # of HTTP, those without secrets; None on stdio
     token_info: TokenInfo | None
     address: str  # address or pipe of the client
     logical: str  # id of the logical call, if it had rounds before it became a task
@@ -92,6 +92,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     version: str  # protocol version of the call
     owner: str  # name under which the caller's tasks are listed: see `owner_of`
     principal: str | None  # caller to whom the task belongs; None without authorization
+    scopes: tuple[str, ...]  # that the tool needed when it was called: it may not exist any more
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
     restarts: bool = True  # whether the handler runs again after its worker has died

@@ -394,7 +394,7 @@ def to_request(call: Call, logical: str) -> TaskRequest:
         envelope.client_info,
         envelope.client_capabilities,
         envelope.log_level,
-        None if call.headers is None else call.headers.without_credentials(),
+        None if call.headers is None else call.headers.harmless(),
         call.token_info,
         call.address,
         logical,

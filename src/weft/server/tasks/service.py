@@ -13,7 +13,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
 from weft.server.calls.call import Call, Handler
 from weft.server.calls.shares import SizedShares
+from weft.server.features.registry import has_scopes, require_scopes
 from weft.server.features.tools import RegisteredTool, Task, Tools
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.dispatch import Answer, CompleteAnswer
@@ -230,6 +231,7 @@ class TaskService:
             version=str(call.envelope.revision),
             owner=owner_of(call.peer),
             principal=call.principal,
+            scopes=self._scopes_now(tool),
             runner=self.runner.worker,
             restarts=options.restart == "resume",
             progress_token=call.envelope.progress_token,
@@ -264,11 +266,26 @@ class TaskService:
     # Requests about tasks.
 
     async def _owned(self, call: Call) -> TaskRecord:
-        """Return the record of the task that a request names. Raises InvalidParams if the caller has no such task."""
+        """Return the record of the task that a request names.
+
+        Raises InvalidParams if the caller has no such task, and InsufficientScope if its token lacks a scope for it.
+        """
         record = await self._records.read(cast("TaskParams", call.envelope.params).task_id)
         if record is None or record.principal != call.principal:
             raise _no_task()
+        require_scopes(call, self._scopes_of(record))
         return record
+
+    def _scopes_of(self, record: TaskRecord) -> Iterable[str]:
+        """Return the scopes that a token needs for a task: what its tool needed when it was called, and needs now.
+
+        At a worker with older or newer code, the tool may not exist, or need less. That must not open its results.
+        """
+        return dict.fromkeys((*record.scopes, *self._scopes_now(record.tool)))
+
+    def _scopes_now(self, tool: str) -> tuple[str, ...]:
+        found = self._tools.get(tool)
+        return () if found is None else found.scopes
 
     async def _get(self, call: Call) -> Result:
         record = await self._whole(call, await self._owned(call))
@@ -393,7 +410,7 @@ class TaskService:
         return msgspec.json.decode(record.result, type=CallToolResult)
 
     async def _list(self, call: Call) -> Result:
-        """Serve `tasks/list`: one page of the tasks of the caller's principal."""
+        """Serve `tasks/list`: one page of the tasks of the caller's principal, for which its token has the scopes."""
         if call.principal is None:  # a caller that is not known has no list
             raise MethodNotFound("Method not found")
         cursor = cast("PaginatedParams", call.envelope.params).cursor
@@ -401,17 +418,24 @@ class TaskService:
         ids = [id for id in await self._records.listed(owner_of(call.peer)) if id > after]
         page = ids[:PAGE_SIZE]
         found = await asyncio.gather(*(self._records.read(id) for id in page))
-        states = [record for record in found if record is not None and record.principal == call.principal]
+        own = [record for record in found if record is not None and record.principal == call.principal]
+        states = [record for record in own if has_scopes(call, self._scopes_of(record))]
         following = _cursor(page[-1]) if len(ids) > PAGE_SIZE else None
         return call.era.tasks.listed(states, following)
 
     # Listen streams.
 
     async def readable(self, call: Call, ids: Sequence[str]) -> list[str]:
-        """Return those of the ids that are tasks of the caller. Raises an error if the client does not know tasks."""
+        """Return those of the ids that are tasks of the caller.
+
+        Raises an error if the client does not know tasks, and InsufficientScope if the token lacks a scope for one of
+        its tasks, as for a resource.
+        """
         self.require(call)
         found = await asyncio.gather(*(self._records.read(id) for id in dict.fromkeys(ids)))
-        return [record.id for record in found if record is not None and record.principal == call.principal]
+        own = [record for record in found if record is not None and record.principal == call.principal]
+        require_scopes(call, dict.fromkeys(scope for record in own for scope in self._scopes_of(record)))
+        return [record.id for record in own]
 
     async def watch(self, id: str, wake: Callable[[], object]) -> Callable[[], Awaitable[None]]:
         """Call `wake` whenever a task changes. Return a function that ends this."""

@@ -3,15 +3,22 @@
 `tasks/result` of the session era waits in this way: its stream carries the questions, progress and changes of the
 status. Of several calls that wait for one task, at any worker, only one asks: the newest whose client can be asked. The
 client of an older one may have closed its stream, which the server does not learn, and wait here instead.
+
+Only what a client answers ends a question. If a client does not answer in time, it may be gone without the server's
+knowledge. Then its call does not ask that question again, but the question stays, and the next call asks it.
+
+Calls that wait do not count as requests in flight, because they may wait for hours. `Limits.task_waits` bounds them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -21,8 +28,9 @@ from weft.jsonrpc import encode_notification
 from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
 from weft.server.asking.questions import missing_for, read_question
-from weft.server.asking.rounds import Channel
+from weft.server.asking.rounds import Channel, QuestionUnanswered
 from weft.server.calls.call import Call
+from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import GivenAnswer, TaskRecord, TaskRecords
 from weft.types.base import NotificationParams
@@ -44,17 +52,31 @@ class TaskWaiter:
         self._runtime = runtime
         self._records = records
         self._give = give
+        self._numbers = count(1)  # of calls that wait
 
     async def wait(self, call: Call, id: str, *, is_plain: bool = False) -> TaskRecord | None:
         """Return the record of a task when it has ended; None if it has expired. Ask its questions meanwhile.
 
-        `is_plain` is True if the client of the call does not know that there is a task.
+        `is_plain` is True if the client of the call does not know that there is a task. Such a call counts as a request
+        in flight, like any other. Raises Busy if too many other calls wait.
         """
-        waiting = _Waiting(self._runtime, self._records, self._give, call, id, is_plain=is_plain)
+        with nullcontext() if is_plain else self._counted(call.peer):
+            waiting = _Waiting(self._runtime, self._records, self._give, call, id, is_plain=is_plain)
+            try:
+                return await waiting.run()
+            finally:
+                await waiting.close()
+
+    @contextmanager
+    def _counted(self, peer: str) -> Generator[None]:
+        """Count a call that waits, instead of a request in flight. Raises Busy if the peer has no room for it."""
+        waits, key = self._runtime.task_waits, str(next(self._numbers))
+        if not waits.take(key, peer, most=self._runtime.limits.task_waits, seconds=math.inf):
+            raise Busy("Too many requests wait for the results of tasks. Try again when one of yours has ended.")
         try:
-            return await waiting.run()
+            yield
         finally:
-            await waiting.close()
+            waits.release(key)
 
 
 class _Waiting:
@@ -68,18 +90,20 @@ class _Waiting:
         self._give = give
         self._call = call
         self._id = id
+        self._is_plain = is_plain
         self._meta = None if is_plain else related_task(id)
+        self._changed = asyncio.Event()  # set when there may be something to do
         self._mark = secrets.token_bytes(12)  # of the claim of this call
         self._has_claimed = False  # whether this call was ever the one that asks
         self._asking: dict[str, asyncio.Task[None]] = {}  # by key of the question
+        self._unanswered: set[str] = set()  # keys of questions that the client has not answered: not asked again here
         # Status, message and progress that the client knows; first those of a new task, which it got as the handle.
         self._told: tuple[str, str | None, float | None] = ("working", None, None)
 
     async def run(self) -> TaskRecord | None:
-        changed = asyncio.Event()
-        async with self._records.watched(self._id, changed.set):
+        async with self._records.watched(self._id, self._changed.set):
             while True:
-                changed.clear()
+                self._changed.clear()
                 record = await self._records.read(self._id)
                 if record is None or record.is_final:
                     return record
@@ -87,7 +111,7 @@ class _Waiting:
                 await self._ask(record)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(_CLAIM_SECONDS / 3, record.seconds_left)):
-                        await changed.wait()
+                        await self._changed.wait()
 
     async def close(self) -> None:
         """Stop asking, and let another call ask."""
@@ -126,13 +150,15 @@ class _Waiting:
     async def _ask(self, record: TaskRecord) -> None:
         """Ask the questions of a task that are not being asked, unless another call asks them."""
         self._withdraw([key for key in self._asking if key not in record.questions])
-        if not all(map(self._can_ask, record.questions.values())):
+        keys = [key for key in record.questions if key not in self._unanswered]
+        is_given_up = bool(record.questions) and not keys
+        if is_given_up or not all(map(self._can_ask, record.questions.values())):
             self._withdraw(list(self._asking))
             await self._release()
         elif not await self._is_asker():
             self._withdraw(list(self._asking))
         else:
-            for key in record.questions:
+            for key in keys:
                 if key not in self._asking or self._asking[key].done():  # its answer could not be stored
                     self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
 
@@ -166,7 +192,10 @@ class _Waiting:
 
     async def _ask_one(self, key: str, record: TaskRecord) -> None:
         try:
-            if (answer := await self._answer_to(msgspec.json.decode(record.questions[key], type=InputRequest))) is None:
+            answer = await self._answer_to(msgspec.json.decode(record.questions[key], type=InputRequest))
+            if answer is None:
+                self._unanswered.add(key)
+                self._changed.set()
                 return
             try:
                 await self._give(record, {key: answer})
@@ -176,14 +205,19 @@ class _Waiting:
             _seldom.warning("The answer to a question of a task was not stored: %s", error)
 
     async def _answer_to(self, question: InputRequest) -> GivenAnswer | None:
-        """Ask the client, and return its answer; None if this call has ended meanwhile, so that another one asks."""
+        """Ask the client, and return its answer; None if it has not answered, so that another call asks.
+
+        A client that does not know of the task has no other call. So the program that has asked learns that it did not
+        answer, as a handler does.
+        """
         params: Any = {} if question.params is msgspec.UNSET else question.params
         if self._meta is not None:
             params = {**params, "_meta": {**params.get("_meta", {}), **self._meta}}
         try:
             value = await Channel(self._call).send(question.method, params or None)
         except QuestionFailed as error:
-            if self._call.cancellation.cancelled or self._call.reply.answered:
+            is_over = self._call.cancellation.cancelled or self._call.reply.answered
+            if is_over or (isinstance(error, QuestionUnanswered) and not self._is_plain):
                 return None
             return GivenAnswer(failure=str(error), code=error.code, data=error.data)
         fault = fault_of(question, value)
