@@ -77,7 +77,8 @@ class Shares:
 class SizedShares:
     """Counts the entries of each peer and their bytes until they expire. Each entry has its own lifetime.
 
-    A peer may have at most half of the entries, and of the bytes, that other peers leave free.
+    A peer may have at most half of the entries, and of the bytes, that other peers leave free. `forget` is called with
+    the key of each entry that has expired or was released.
 
     >>> import asyncio
     >>> async def example():
@@ -87,7 +88,8 @@ class SizedShares:
     [True, False, True]
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
+    def __init__(self, most: int, most_bytes: int, forget: Callable[[str], object] | None = None) -> None:
+        self._on_forget = forget
         self._most = most
         self._most_bytes = most_bytes
         self._entries: dict[str, tuple[str, int]] = {}  # Peer and bytes by key.
@@ -150,3 +152,5 @@ class SizedShares:
         self._bytes[peer] -= size
         if not self._counts[peer]:
             del self._counts[peer], self._bytes[peer]
+        if self._on_forget is not None:
+            self._on_forget(key)

@@ -65,6 +65,15 @@ class Places:
             queue.pop(id, None)
         self._fill()
 
+    def withdraw(self, id: str) -> None:
+        """Let a task not wait for a place any longer. Does nothing if it has one."""
+        if id not in self._taken:
+            self.leave(id)
+
+    def waits(self, owner: str) -> int:
+        """Return how many tasks of a caller wait for a place."""
+        return len(self._queues.get(owner, ()))
+
     def clear(self) -> None:
         """Let no task wait any longer."""
         self._queues = {}

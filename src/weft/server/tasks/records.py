@@ -2,9 +2,10 @@
 
 Of each task there are two things. The *record* is small and changes often: status, questions, answers, and the result
 when there is one. It is changed by compare-and-set, so that workers that change it at the same time lose nothing. What
-is large of it is stored beside it (`weft.server.tasks.parts`), and read by those who need it (`fill`). The *journal* is a
-log, to which only is added: first the request, then each result of `ctx.once` and each answer. The handler can run again
-from it, on any worker. All expire when the task's time to live is over.
+is large of it is stored beside it (`weft.server.tasks.parts`), and read by those who need it (`fill`).
+
+The *journal* is a log, to which only is added: first the request, then each result of `ctx.once` and each answer. The
+handler can run again from it, on any worker. All expire when the task's time to live is over.
 
 Two kinds of sets find tasks: those that a worker must run (`tasks-at`), and those of one caller (`tasks-of`).
 """
@@ -95,6 +96,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     scopes: tuple[str, ...]  # that the tool needed when it was called: it may not exist any more
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
+    home: str = ""  # worker that has created the task, and counts it
     restarts: bool = True  # whether the handler runs again after its worker has died
     asked: dict[str, AskedQuestion] = field(default_factory=dict[str, AskedQuestion])  # every question so far, by key
     answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])  # not in the journal yet
@@ -127,9 +129,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     @property
     def size(self) -> int:
         """The bytes of what can be large: the result or the error, the questions, the answers, the state."""
-        return sum(
-            self.apart[name].size if value is APART else len(bytes(value)) for name, value in values_of(self)
-        )
+        return sum(self.apart[name].size if value is APART else len(bytes(value)) for name, value in values_of(self))
 
     @property
     def answers_size(self) -> int:

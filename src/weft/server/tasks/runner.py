@@ -57,6 +57,7 @@ STOPPED = "The server was stopped before this task was done."
 EXPIRED = "The task took longer than its time to live, and was stopped."
 _SUBMITTED = "weft external work"  # key of `ctx.once` under which work is passed on to a program outside
 _SUBJECT = "tasks"  # of messages to other workers: the id of a task that was cancelled
+_ENDED = "tasks-ended"  # of messages to the worker that has created a task: what is left to count of it
 
 
 class _Outcome(msgspec.Struct):
@@ -81,6 +82,16 @@ class _Flags(msgspec.Struct, rename="camel"):
         return next((part.text for part in self.content if part.text), "")
 
 
+class _Rest(msgspec.Struct, array_like=True):
+    """What is left of a task that has ended: the bytes of its record, and seconds until it expires."""
+
+    id: str
+    size: int
+    seconds: float
+
+
+_encode_rest = msgspec.json.Encoder().encode
+_decode_rest = msgspec.json.Decoder(_Rest).decode
 _read_outcome = msgspec.json.Decoder(_Outcome).decode
 _read_flags = msgspec.json.Decoder(_Flags).decode
 
@@ -115,6 +126,7 @@ class TaskRunner:
         self._handing_over: asyncio.Task[None] | None = None
         if not self._fleet.is_alone:
             self._fleet.hear(_SUBJECT, self._hear, self._check_all)
+            self._fleet.hear(_ENDED, self._hear_end, lambda: None)
             self._fleet.hear(LEFT, self._hear_left, lambda: None)
 
     @property
@@ -149,6 +161,10 @@ class TaskRunner:
         if not self._fleet.is_alone and not self._is_busy_with(id):
             await self._records.unassign(id, self.worker)
 
+    def withdraw(self, id: str) -> None:
+        """Let a task not wait for a place any longer."""
+        self._places.withdraw(id)
+
     def _is_busy_with(self, id: str) -> bool:
         return id in self._running or id in self._delayed or id in self._places
 
@@ -181,7 +197,7 @@ class TaskRunner:
         self._places.leave(id)
         if (owner := self._again.pop(id, None)) is not None:
             self.start(id, owner)
-        if self._has_left_some and len(self) <= self._limits.tasks_at_once:
+        if self._has_left_some and not self._places.waiting:
             self._hear_left(b"")
 
     async def _execute(self, id: str, owner: str) -> None:
@@ -280,6 +296,9 @@ class TaskRunner:
             await self._fail(id, f"This server does not serve protocol version {request.version} any more.")
             return None
         run.expires, run.session_id = record.expires, record.session_id
+        run.parked = record.size  # the answers are in the journal now: the rest are questions and the state
+        size = len(bytes(request.params)) + known.size + record.size
+        self.shares.replace(id, run.owner, size, record.seconds_left)  # what was answered is not counted any more
         return run
 
     def _begin(self, record: TaskRecord, *, given: list[str]) -> bool:
@@ -455,7 +474,7 @@ class TaskRunner:
         if record is not None and record.work == "over":
             if (run := self._runs.get(id)) is not None:
                 run.has_ended = True
-            self.shares.shrink(id, record.size, record.seconds_left)
+            self.note_end(record)
             await self._records.forget(record)
         if self._fleet.is_alone or self.is_stopping:  # a worker that stops leaves this to those that look for its tasks
             return
@@ -476,6 +495,10 @@ class TaskRunner:
             what = f"{run.call.described} has returned a state and questions of {size} bytes together"
             await self._fail(run.id, self._explain_size(what))
             return
+        if not self.shares.take(run.id, run.owner, size - run.parked, max(run.expires - time.time(), 1)):
+            await self._fail(run.id, "The task has asked, but the server has no room for its questions.")
+            return
+        run.parked = size
 
         def edit(record: TaskRecord) -> bool:
             if not self._is_mine(record):
@@ -570,12 +593,26 @@ class TaskRunner:
         run = self._runs.get(id)
         if run is not None:
             run.stop(reason)
-        elif id in self._running and reason == "cancelled":  # its run has begun, and is not ready to be stopped
+        elif reason == "cancelled" and id in self._running:  # its run has begun, and is not ready to be stopped
             self._stopped_early.add(id)
+        elif reason == "cancelled":
+            self._places.withdraw(id)
         return run is not None
 
     def _hear(self, message: bytes) -> None:
         self._stop_run(message.decode(), "cancelled")
+
+    def note_end(self, record: TaskRecord) -> None:
+        """Count what is left of a task that has ended, here or at the worker that has created it."""
+        if record.home in ("", self.worker):
+            self.shares.shrink(record.id, record.size, record.seconds_left)
+        else:
+            rest = _encode_rest(_Rest(record.id, record.size, record.seconds_left))
+            self.in_background(self._fleet.inform([record.home], _ENDED, rest))
+
+    def _hear_end(self, message: bytes) -> None:
+        rest = _decode_rest(message)
+        self.shares.shrink(rest.id, rest.size, rest.seconds)
 
     def _hear_left(self, _: bytes) -> None:
         if self._look_now is not None:
@@ -636,22 +673,30 @@ class TaskRunner:
         """Take over tasks of workers that have died, as many as there is room for."""
         self._has_left_some = False
         for worker in await self._records.workers():
-            if worker == self.worker or await self._fleet.is_alive(worker):
-                continue
-            ids = list(await self._records.assigned(worker))
-            if not ids:
-                await self._records.unlist_worker(worker)
-            random.shuffle(ids)  # so that several workers take different ones
-            for id in ids:
-                if self.is_stopping or len(self) >= 2 * self._limits.tasks_at_once:
-                    self._has_left_some = True
-                    return
-                await self._take(id, worker)
+            if worker != self.worker and not await self._fleet.is_alive(worker):
+                await self._take_all(worker)
+
+    async def _take_all(self, dead: str) -> None:
+        """Take over the tasks of a dead worker. One that cannot be taken over keeps no other one waiting."""
+        ids = list(await self._records.assigned(dead))
+        if not ids:
+            await self._records.unlist_worker(dead)
+        random.shuffle(ids)  # so that several workers take different ones
+        for id in ids:
+            if self.is_stopping or await self._fleet.is_alive(dead):  # it was only cut off, and is back
+                return
+            try:
+                await self._take(id, dead)
+            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+                _seldom.warning("A task of a worker that has died could not be taken over yet: %s", error)
 
     async def _take(self, id: str, dead: str) -> None:
-        """Take over one task of a dead worker, unless another worker is faster."""
+        """Take over one task of a dead worker, unless another worker is faster, or enough of its owner wait here."""
         record = await self._records.read(id)
         if record is not None and record.work in ("queued", "running") and record.runner == dead:
+            if self._places.waits(record.owner) >= self._limits.tasks_at_once:
+                self._has_left_some = True
+                return
             last = await self._records.last_entry(id)
             await self.assign(id, ttl=record.seconds_left)
             record = await self._records.change(id, partial(self._note_taken, dead=dead, last=last), is_told=False)

@@ -177,6 +177,7 @@ class TaskRun:
         self.stopped: Reason | None = None  # why this run was stopped; None if it was not
         self.task: asyncio.Task[Any] | None = None  # runs the handler
         self.ending: asyncio.TimerHandle | None = None  # stops the handler when the task expires
+        self.parked = 0  # bytes of the state and the questions of the last run, which are counted
         self.has_ended = False  # whether the task has ended, so that nothing more is stored of this run
         self.expires = math.inf  # Unix time at which the task's time to live is over
         self.session_id: str | None = None  # session in which the task was created, if there was one

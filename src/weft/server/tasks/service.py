@@ -65,7 +65,7 @@ class TaskService:
         self._tools = tools
         self._limits = runtime.limits
         self._records = TaskRecords(runtime.backend)
-        self.shares = SizedShares(runtime.limits.tasks, runtime.limits.tasks_bytes)
+        self.shares = SizedShares(runtime.limits.tasks, runtime.limits.tasks_bytes, self._forget)
         self.runner = TaskRunner(runtime, self._records, tools, self.shares)
         self._waiter = TaskWaiter(runtime, self._records, self.answer)
         self._storing: set[asyncio.Task[None]] = set()  # store answers (the event loop has only weak references)
@@ -81,6 +81,10 @@ class TaskService:
     def is_offered(self) -> bool:
         """Whether calls of a tool can become tasks, so that the server declares tasks."""
         return self._tools.has_tasks
+
+    def _forget(self, id: str) -> None:
+        """Let a task that has expired not wait for a place any longer."""
+        self.runner.withdraw(id)
 
     @staticmethod
     def require(call: Call) -> None:
@@ -233,6 +237,7 @@ class TaskService:
             principal=call.principal,
             scopes=self._scopes_now(tool),
             runner=self.runner.worker,
+            home=self.runner.worker,
             restarts=options.restart == "resume",
             progress_token=call.envelope.progress_token,
             session_id=None if call.session is None else call.connection.connection_id,
@@ -378,14 +383,14 @@ class TaskService:
             if record.is_final:
                 runner = record.runner  # an earlier message to it may have been lost
                 return False
-            runner = record.runner if record.work == "running" else ""
+            runner = record.runner if record.work in ("queued", "running") else ""
             record.cancel(kept_seconds=self._limits.task_kept_seconds)
             return True
 
         record = await self._records.change(id, edit)
         if record is not None and record.status == "cancelled":
             await self._records.forget(record)
-            self.shares.shrink(id, record.size, record.seconds_left)
+            self.runner.note_end(record)
             await self.runner.stop(id, runner)
         return record
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
@@ -23,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import InvalidParams, QuestionFailed
+from weft.errors import InvalidParams, InvalidRequest, QuestionFailed
 from weft.jsonrpc import encode_notification
 from weft.net.logs import Seldom
 from weft.server.asking.asks import fault_of
@@ -32,6 +33,7 @@ from weft.server.asking.rounds import Channel, QuestionUnanswered
 from weft.server.calls.call import Call
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
+from weft.server.runtime.subscriptions import at_expiry
 from weft.server.tasks.records import GivenAnswer, TaskRecord, TaskRecords
 from weft.types.base import NotificationParams
 from weft.types.interaction import InputRequest
@@ -40,6 +42,8 @@ from weft.types.tasks import related_task
 
 _seldom = Seldom(logging.getLogger("weft.tasks"))
 
+_AGAIN_SECONDS = 2.0  # until an answer is stored again that could not be stored
+_EXPIRED = "Invalid request: its token has expired. Send the request again, with a new token."
 _CLAIM_SECONDS = 30.0  # how long a call may ask without renewing its claim; then another one asks
 
 _Give = Callable[[TaskRecord, dict[str, GivenAnswer]], Awaitable[None]]  # stores answers
@@ -85,6 +89,7 @@ class _Waiting:
     def __init__(
         self, runtime: Runtime, records: TaskRecords, give: _Give, call: Call, id: str, *, is_plain: bool
     ) -> None:
+        self._services = runtime
         self._store = runtime.backend.store
         self._records = records
         self._give = give
@@ -95,6 +100,8 @@ class _Waiting:
         self._changed = asyncio.Event()  # set when there may be something to do
         self._mark = secrets.token_bytes(12)  # of the claim of this call
         self._has_claimed = False  # whether this call was ever the one that asks
+        self._has_expired = False  # whether the client's token has expired
+        self._can_be_asked: dict[str, bool] = {}  # by key of the question: whether this client can answer it
         self._asking: dict[str, asyncio.Task[None]] = {}  # by key of the question
         self._unanswered: set[str] = set()  # keys of questions that the client has not answered: not asked again here
         # Status, message and progress that the client knows; first those of a new task, which it got as the handle.
@@ -102,16 +109,26 @@ class _Waiting:
 
     async def run(self) -> TaskRecord | None:
         async with self._records.watched(self._id, self._changed.set):
-            while True:
-                self._changed.clear()
-                record = await self._records.read(self._id)
-                if record is None or record.is_final:
-                    return record
-                await self._tell(record)
-                await self._ask(record)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(_CLAIM_SECONDS / 3, record.seconds_left)):
-                        await self._changed.wait()
+            with at_expiry(self._services, self._call.token_info, self._expire):
+                while True:
+                    self._changed.clear()
+                    record = await self._records.read(self._id)
+                    if record is None or record.is_final:
+                        return record
+                    if self._has_expired:
+                        raise InvalidRequest(_EXPIRED)
+                    await self._tell(record)
+                    await self._ask(record)
+                    seconds = min(_CLAIM_SECONDS / 3, record.seconds_left)
+                    del record  # many calls may wait for long
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await self._changed.wait()
+
+    def _expire(self) -> None:
+        """Stop waiting, because the client's token has expired."""
+        self._has_expired = True
+        self._changed.set()
 
     async def close(self) -> None:
         """Stop asking, and let another call ask."""
@@ -152,19 +169,27 @@ class _Waiting:
         self._withdraw([key for key in self._asking if key not in record.questions])
         keys = [key for key in record.questions if key not in self._unanswered]
         is_given_up = bool(record.questions) and not keys
-        if is_given_up or not all(map(self._can_ask, record.questions.values())):
+        if is_given_up or not await self._can_ask(record):
             self._withdraw(list(self._asking))
             await self._release()
         elif not await self._is_asker():
             self._withdraw(list(self._asking))
-        else:
-            for key in keys:
-                if key not in self._asking or self._asking[key].done():  # its answer could not be stored
-                    self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
+        elif (new := [key for key in keys if key not in self._asking]) and await self._records.fill(
+            record, "question"
+        ) is not None:
+            for key in new:
+                self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
 
-    def _can_ask(self, question: msgspec.Raw) -> bool:
-        """Return whether the client can be asked a question. It may be another client than that of the task."""
-        return missing_for(self._call.envelope.client_capabilities, read_question(question)) is None
+    async def _can_ask(self, record: TaskRecord) -> bool:
+        """Return whether the client can be asked all questions. It may be another client than that of the task."""
+        known = self._can_be_asked = {key: can for key, can in self._can_be_asked.items() if key in record.questions}
+        if known.keys() != record.questions.keys():
+            if await self._records.fill(record, "question") is None:
+                return False
+            able = self._call.envelope.client_capabilities
+            for key, question in record.questions.items():
+                known[key] = missing_for(able, read_question(question)) is None
+        return all(known.values())
 
     def _withdraw(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -191,18 +216,30 @@ class _Waiting:
             await self._records.tell(self._id)
 
     async def _ask_one(self, key: str, record: TaskRecord) -> None:
+        """Ask the client one question, and store the answer."""
         try:
             answer = await self._answer_to(msgspec.json.decode(record.questions[key], type=InputRequest))
-            if answer is None:
-                self._unanswered.add(key)
-                self._changed.set()
-                return
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; the question is asked again
+            _seldom.warning("A question of a task could not be asked: %s", error)
+            self._asking.pop(key, None)
+            return
+        if answer is None:
+            self._unanswered.add(key)
+            self._changed.set()
+        else:
+            await self._store(record, key, answer)
+
+    async def _store(self, record: TaskRecord, key: str, answer: GivenAnswer) -> None:
+        """Store an answer of the client: if that fails, again and again, because the client is not asked twice."""
+        while key and record.expires > time.time():
             try:
                 await self._give(record, {key: answer})
+                key = ""
             except InvalidParams as error:  # it is too long
-                await self._give(record, {key: GivenAnswer(failure=f"The client's answer cannot be used: {error}")})
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; the question is asked again
-            _seldom.warning("The answer to a question of a task was not stored: %s", error)
+                answer = GivenAnswer(failure=f"The client's answer cannot be used: {error}")
+            except Exception as error:  # noqa: BLE001 - there is no room, or a Backend fails, which may raise anything
+                _seldom.warning("The answer to a question of a task is not stored yet: %s", error)
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _answer_to(self, question: InputRequest) -> GivenAnswer | None:
         """Ask the client, and return its answer; None if it has not answered, so that another call asks.
