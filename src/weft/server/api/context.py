@@ -25,6 +25,7 @@ from weft.server.asking.questions import ask_model, ask_model_raw, ask_roots, ch
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection, TokenInfo
+from weft.server.calls.execution import WaitingThread
 from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
@@ -333,6 +334,9 @@ class Context:
         """Run an awaitable from a sync handler: block until the awaitable is done, and return its result.
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
+
+        If the awaitable needs a thread for a sync function, such as one of `once`, and no thread is free, the thread of
+        the handler runs the function. Then `wait` returns only after the function.
         """
         if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run the awaitable
             if isinstance(awaitable, Coroutine):
@@ -340,7 +344,7 @@ class Context:
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
         replay = self._call.replay
         with nullcontext() if replay is None else replay.waiting(awaitable, caller()):
-            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+            return WaitingThread(self._loop).wait(awaitable, lambda _: None)
 
     # Questions to the client: elicitation, sampling and roots.
 
@@ -540,7 +544,3 @@ def _loop_here() -> asyncio.AbstractEventLoop:
     if loop is None or not loop.is_running():  # a thread runs one loop at a time
         loop = _here.loop = asyncio.get_running_loop()
     return loop
-
-
-async def _as_coroutine(awaitable: Awaitable[T]) -> T:
-    return await awaitable
