@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from weft import Client, Context, Server, ToolError
+from weft import Client, Context, Limits, Server, ToolError
 
 LONG = "x" * 100
 FORM = {"type": "object", "properties": {"sure": {"type": "boolean"}}}
 
 
 def make_server() -> Server:
-    server = Server("garbage")
+    server = Server("garbage", limits=Limits(threads=1))
 
     @server.tool
     async def add(a: int) -> int:
@@ -39,8 +39,22 @@ def make_server() -> Server:
     async def asks(ctx: Context, text: str) -> str:
         return (await ctx.elicit("Sure?", FORM)).action
 
+    add_waiting(server)
     add_failing(server)
     return server
+
+
+def add_waiting(server: Server) -> None:
+    @server.tool
+    def raises_in_its_own_thread(ctx: Context, text: str) -> str:
+        def fails() -> str:
+            raise ValueError(text)
+
+        return ctx.wait(ctx.once("fails", fails))
+
+    @server.tool
+    def waits_in_thread(ctx: Context, text: str) -> None:
+        ctx.wait(asyncio.sleep(1, text))
 
 
 def add_failing(server: Server) -> None:
@@ -86,8 +100,8 @@ def add_failing(server: Server) -> None:
         raise ValueError(value)
 
 
-async def given_up(client: Client) -> None:
-    call = asyncio.ensure_future(client.call_tool("late", {"text": LONG}))
+async def given_up(client: Client, tool: str = "late") -> None:
+    call = asyncio.ensure_future(client.call_tool(tool, {"text": LONG}))
     await asyncio.sleep(0.002)
     call.cancel()
     await asyncio.wait([call])
@@ -104,11 +118,15 @@ WAYS: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "an unknown tool": lambda client: client.call_tool("nope", {"a": LONG}),
     "an exception": lambda client: client.call_tool("raises", {"text": LONG}),
     "an exception in a thread": lambda client: client.call_tool("raises_in_thread", {"text": LONG}),
+    "an exception of a function in the thread that waits for it": lambda client: client.call_tool(
+        "raises_in_its_own_thread", {"text": LONG}
+    ),
     "a ToolError": lambda client: client.call_tool("refuses", {"text": LONG}),
     "a ToolError in a thread": lambda client: client.call_tool("refuses_in_thread", {"text": LONG}),
     "a result that does not fit": lambda client: client.call_tool("lies", {"text": LONG}),
     "a timeout": lambda client: client.call_tool("late", {"text": LONG}),
     "a call that is given up": given_up,
+    "a call that is given up in a thread": lambda client: given_up(client, "waits_in_thread"),
     "an exception of a resource": lambda client: client.read_resource("number://1"),
     "a URI that does not fit": lambda client: client.read_resource("number://one"),
     "an unknown resource": lambda client: client.read_resource("nowhere://1"),

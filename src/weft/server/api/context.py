@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
 from functools import lru_cache, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
@@ -24,7 +25,8 @@ from weft.server.asking.once import adapter_of
 from weft.server.asking.questions import ask_model, ask_model_raw, ask_roots, check_key
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
-from weft.server.calls.connection import Connection, TokenInfo
+from weft.server.calls.connection import Cancellation, Connection, TokenInfo
+from weft.server.calls.execution import WaitingThread
 from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
@@ -44,6 +46,9 @@ Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _server_log = logging.getLogger("weft.context")
 _seldom = Seldom(_server_log)  # limits warnings that a client can cause very often
+
+# The cancellation that the current code knows of: it has read `ctx.cancelled`, or `ctx.wait` has raised CancelledError.
+_known: ContextVar[Cancellation | None] = ContextVar("weft_known_cancellation", default=None)
 
 _NO_TASK = NoTask()
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -208,13 +213,19 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call was cancelled. Async handlers are stopped; sync handlers must check this property."""
-        return self._call.cancellation.cancelled
+        """Whether the call was cancelled. Async handlers are stopped; sync handlers must check this property.
+
+        `wait` also tells a sync handler that its call was cancelled.
+        """
+        if not self._call.is_cancelled:
+            return False
+        _known.set(self._call.cancellation)
+        return True
 
     @property
     def _is_silent(self) -> bool:
         """Whether to drop notifications, because the call is cancelled or is a `subscriptions/listen` request."""
-        return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
+        return self._call.is_cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Send a progress notification, if the client asked for progress. In a task, change its status message.
@@ -326,13 +337,22 @@ class Context:
         """
         if not 0 <= retry_seconds <= 3600:
             raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
-        if not self.cancelled:
+        if not self._call.is_cancelled:
             await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """Run an awaitable from a sync handler: block until the awaitable is done, and return its result.
 
         Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
+
+        If the call is cancelled, the awaitable is cancelled, and `wait` raises `asyncio.CancelledError`, as `await`
+        does in an async handler. This is not an `Exception`, so `except Exception` does not catch it. If the handler
+        does not wait at that moment, its next `wait` that has to block raises the error. A handler that got this error,
+        or found `ctx.cancelled` to be True, can clean up with `wait`: it is not stopped a second time. Only `once`
+        raises the error each time, in a task that was stopped.
+
+        If the awaitable needs a thread for a sync function, such as one of `once`, and no thread is free, the thread of
+        the handler runs the function. Then `wait` returns only after the function.
         """
         if threading.get_ident() == self._thread:  # blocking here would stop the loop that has to run the awaitable
             if isinstance(awaitable, Coroutine):
@@ -340,7 +360,17 @@ class Context:
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
         replay = self._call.replay
         with nullcontext() if replay is None else replay.waiting(awaitable, caller()):
-            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+            try:
+                return WaitingThread(self._loop).wait(awaitable, self._stop_with_call)
+            except asyncio.CancelledError:
+                _ = self.cancelled  # from now on, the handler knows of it
+                raise
+
+    def _stop_with_call(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task of a `wait` if the call is cancelled, unless the handler knows that it is cancelled."""
+        cancellation = self._call.cancellation
+        if _known.get() is not cancellation:
+            cancellation.also_cancel(task)
 
     # Questions to the client: elicitation, sampling and roots.
 
@@ -540,7 +570,3 @@ def _loop_here() -> asyncio.AbstractEventLoop:
     if loop is None or not loop.is_running():  # a thread runs one loop at a time
         loop = _here.loop = asyncio.get_running_loop()
     return loop
-
-
-async def _as_coroutine(awaitable: Awaitable[T]) -> T:
-    return await awaitable

@@ -123,6 +123,11 @@ class Call:
             self._cancellation = Cancellation()
         return self._cancellation
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether this call was cancelled. Unlike `cancellation`, this creates nothing, so any thread may read it."""
+        return self._cancellation is not None and self._cancellation.cancelled
+
     @cached_property
     def progress_pace(self) -> Pace:
         """Rate limit of the progress notifications of this call."""

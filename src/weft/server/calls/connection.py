@@ -118,6 +118,30 @@ class Cancellation:
     cancelled: bool = False
     reason: str | None = None
     told: ProtocolError | None = None  # Error response for the client; None: no response is sent.
+    _happened: asyncio.Future[None] | None = None  # Created at the first use.
+
+    @property
+    def happened(self) -> asyncio.Future[None]:
+        """A future that is done when the request has been cancelled."""
+        if self._happened is None:
+            self._happened = asyncio.get_running_loop().create_future()
+            if self.cancelled:
+                self._happened.set_result(None)
+        return self._happened
+
+    def also_cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task`, too, when the request is cancelled.
+
+        If the request is cancelled already, `task` is cancelled where it next waits. A task that ends without waiting
+        is not cancelled.
+        """
+        happened = self.happened
+
+        def cancel(_: object) -> None:
+            task.cancel()
+
+        happened.add_done_callback(cancel)
+        task.add_done_callback(lambda _: happened.remove_done_callback(cancel))
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Cancel the request. A second call does nothing.
@@ -131,6 +155,8 @@ class Cancellation:
             self.told = told
             if self.task is not None:
                 self.task.cancel()
+            if self._happened is not None:
+                self._happened.set_result(None)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -12,6 +12,10 @@ it waits, a `PendingCoroutine` continues it:
 
 An `EagerTaskStarter` does this where no task is running. Sync functions run in a pool of threads of limited size. A
 thread cannot be stopped: it occupies the pool until its function returns, even if the call was cancelled.
+
+A function that waits for the event loop (`ctx.wait`) keeps its thread. If the awaited code needs a thread for another
+function, and none is free, the thread that waits runs that function (`WaitingThread`). Otherwise such functions could
+occupy all threads of the pool, and each would wait for one more, for ever.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import tasks
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -246,10 +252,84 @@ class Deadline:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The return value or the exception of a function in a thread. A Future cannot hold every exception."""
+    """The return value or the exception of a function. A Future cannot hold every exception."""
 
     value: Any
     error: BaseException | None = None
+
+    def take(self) -> Any:
+        """Return the value, or raise the exception. Call this only once."""
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # Breaks the cycle of exception, frame and arguments.
+        return self.value
+
+
+# The thread that waits for the current code, if there is one. Tasks inherit it, and may outlive the wait.
+_waiting: ContextVar[WaitingThread | None] = ContextVar("weft_waiting_thread", default=None)
+
+
+class WaitingThread:
+    """A thread that waits for an awaitable of the event loop, and meanwhile runs functions that need a thread.
+
+    It runs one function after another. The wait ends when the awaitable has ended, and all functions that were queued
+    until then have returned or were cancelled.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: the wait is over
+        self._is_over = False  # Whether the awaitable has ended. Used only in the thread of the event loop.
+
+    def wait(self, awaitable: Awaitable[T], on_start: Callable[[asyncio.Task[Any]], None]) -> T:
+        """Run an awaitable in the event loop; block until it has ended, and return its result.
+
+        `on_start` is called with the task that runs the awaitable, in the event loop. If this task is cancelled, raises
+        `asyncio.CancelledError`, which is no Exception (that of `concurrent.futures` is one).
+        """
+        ended = asyncio.run_coroutine_threadsafe(self._run(awaitable, on_start), self._loop)
+        ended.add_done_callback(lambda _: self._queue.put(None))
+        while (work := self._queue.get()) is not None:
+            work()
+        try:
+            outcome = ended.result()
+        except FutureCancelled:  # before its first step
+            raise asyncio.CancelledError from None
+        result: T = outcome.take()
+        return result
+
+    async def _run(self, awaitable: Awaitable[Any], on_start: Callable[[asyncio.Task[Any]], None]) -> _Outcome:
+        _waiting.set(self)
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            on_start(task)
+            return _Outcome(await awaitable)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread; a SystemExit would end the event loop
+            return _Outcome(None, error)
+        finally:
+            self._is_over = True
+
+    def submit(self, work: Callable[[], _Outcome], loop: asyncio.AbstractEventLoop) -> Future[_Outcome] | None:
+        """Have this thread do `work` as soon as it can; return None if it does not wait any more.
+
+        `loop` is the event loop of the caller. If the thread waits for another event loop, None is returned, because a
+        function in this thread may itself run `loop`, or wait for it.
+        """
+        if self._is_over or loop is not self._loop:
+            return None
+        future: Future[_Outcome] = Future()
+        self._queue.put(partial(_fulfil, future, work))
+        return future
+
+
+def _fulfil(future: Future[_Outcome], work: Callable[[], _Outcome]) -> None:
+    """Do `work` and set its outcome as the result of `future`, unless `future` was cancelled."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(work())
 
 
 class Threads:
@@ -268,32 +348,41 @@ class Threads:
         If `to_end` is True, and the caller is cancelled for the first time while `fn` runs, the cancellation is
         ignored, so that the result of `fn` is not lost.
         """
-        context = copy_context()
-        loop = asyncio.get_running_loop()
-        permits = self._permits.get(loop)
-        if permits is None:
-            permits = self._permits[loop] = asyncio.Semaphore(self._size)
-        await permits.acquire()
-        ended = asyncio.wrap_future(self._submit(lambda: context.run(_outcome, fn, kwargs), permits, loop), loop=loop)
+        context, loop = copy_context(), asyncio.get_running_loop()
+        future = await self._begin(lambda: context.run(_outcome, fn, kwargs), loop)
+        ended = asyncio.wrap_future(future, loop=loop)
         if to_end:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([ended])
-        outcome = await ended
-        error, outcome.error = outcome.error, None
-        if error is not None:
             try:
-                raise error
-            finally:
-                del error  # Breaks the cycle of exception, frame and arguments.
-        if inspect.isawaitable(outcome.value):  # A sync function that wraps an async function.
-            return await outcome.value
-        return outcome.value
+                await asyncio.wait([ended])
+            except asyncio.CancelledError:
+                if future.cancel():  # It has not begun.
+                    raise
+        try:
+            outcome = await ended
+        except asyncio.CancelledError:
+            future.add_done_callback(_drop_error)
+            raise
+        value = outcome.take()
+        if inspect.isawaitable(value):  # A sync function that wraps an async function.
+            return await value
+        return value
 
     async def call(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
         """Call `fn(*args)` and return its result. A sync function runs in a thread; `to_end` is explained in `run`."""
         if inspect.iscoroutinefunction(fn):
             return await fn(*args)
         return await self.run(partial(fn, *args), {}, to_end=to_end)
+
+    async def _begin(self, work: Callable[[], _Outcome], loop: asyncio.AbstractEventLoop) -> Future[_Outcome]:
+        """Have a thread of the pool do `work`, as soon as one is free, or the thread that waits for the caller."""
+        permits = self._permits.get(loop)
+        if permits is None:
+            permits = self._permits[loop] = asyncio.Semaphore(self._size)
+        thread = _waiting.get()
+        if thread is not None and permits.locked() and (future := thread.submit(work, loop)) is not None:
+            return future
+        await permits.acquire()
+        return self._submit(work, permits, loop)
 
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
@@ -319,6 +408,12 @@ class Threads:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+
+def _drop_error(future: Future[_Outcome]) -> None:
+    """Drop the exception of a function that was given up. Its frames refer to `future`, which would be a cycle."""
+    if not future.cancelled():
+        future.result().error = None
 
 
 def _outcome(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:

@@ -208,9 +208,10 @@ class TaskRun:
             self.call.cancellation.cancel(reason)
 
     async def check(self) -> None:
-        """Return if a function of `ctx.once` may run now. Otherwise never return: the run is stopped.
+        """Return if a function of `ctx.once` may run now. If the run is stopped, raise `asyncio.CancelledError`.
 
-        Raises UsageError if the journal has no room for the result.
+        A run that is stopped because the worker stops is cancelled only when its other functions have ended, so this
+        waits until then. Raises UsageError if the journal has no room for the result.
         """
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
@@ -225,7 +226,11 @@ class TaskRun:
         if not await self._is_still_ours():
             self.stop("lost")
         if self.stopped is not None:
-            await asyncio.get_running_loop().create_future()  # until the handler is cancelled
+            ends: list[asyncio.Future[Any]] = [self.call.cancellation.happened]
+            if self.task is not None:  # its handler may have ended, and this code outlives it
+                ends.append(self.task)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            raise asyncio.CancelledError
 
     async def _is_still_ours(self) -> bool:
         """Return whether no other worker has taken over the task. The record is read only if that is possible."""
