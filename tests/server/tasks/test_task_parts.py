@@ -23,7 +23,7 @@ FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 def record(**more: Any) -> TaskRecord:
     fields = {"status": "working", "created": 0.0, "updated": 0.0, "ttl": 60.0, "poll": 1.0, "tool": "t"}
-    fields |= {"version": "2026-07-28", "owner": "o", "principal": None}
+    fields |= {"version": "2026-07-28", "owner": "o", "principal": None, "scopes": ()}
     return TaskRecord(id=new_task_id(), **{**fields, **more})
 
 

@@ -227,9 +227,9 @@ class _Waiting:
             self._unanswered.add(key)
             self._changed.set()
         else:
-            await self._store(record, key, answer)
+            await self._keep_answer(record, key, answer)
 
-    async def _store(self, record: TaskRecord, key: str, answer: GivenAnswer) -> None:
+    async def _keep_answer(self, record: TaskRecord, key: str, answer: GivenAnswer) -> None:
         """Store an answer of the client: if that fails, again and again, because the client is not asked twice."""
         while key and record.expires > time.time():
             try:
