@@ -24,6 +24,7 @@ from weft.protocol.revisions import METHODS
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.execution import Threads
 from weft.server.calls.shares import SizedShares
+from weft.server.diagnostics import read_message
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest, owner_of
@@ -71,6 +72,8 @@ class CallTask:
         on the work, such as `celery_task.delay`. The program then reports with `TaskStore(url).progress(task_id, ...)`,
         and ends the task with `complete` or `fail`. `message` is shown to the client until then.
         """
+        if message is not None:
+            message = read_message(message, "ctx.task.external")
         if not callable(submit):
             raise UsageError(
                 "ctx.task.external(...) takes the function that passes on the work, and its arguments: "
