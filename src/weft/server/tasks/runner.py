@@ -23,20 +23,21 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from weft.errors import InternalError, ToolError
-from weft.jsonrpc import encode_result
+from weft.errors import BackendUnavailable, InternalError, ToolError
+from weft.jsonrpc import encode_result, to_unicode
 from weft.net.logs import Seldom
 from weft.server.asking.questions import params_of
 from weft.server.calls.execution import Threads, take_back
 from weft.server.calls.shares import SizedShares
 from weft.server.diagnostics import record as record_failure
+from weft.server.diagnostics import report
 from weft.server.features.tools import Tools
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.fleet import LEFT
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
-from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, to_call
+from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, surely, to_call
 from weft.server.tasks.store import publish_scope
 from weft.types.tasks import NOTHING
 
@@ -83,7 +84,7 @@ class TaskRunner:
 
     def __init__(self, runtime: Runtime, records: TaskRecords, tools: Tools, shares: SizedShares) -> None:
         self.runtime = self._runtime = runtime
-        self.records = self._records = records
+        self.records = self._records = records.guarded()
         self.shares = shares
         self._tools = tools
         self._limits = runtime.limits
@@ -187,9 +188,11 @@ class TaskRunner:
             elif run is not None:
                 self._runs[id] = run
                 await self.perform(run)
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+        except BackendUnavailable as error:
             _seldom.warning("A task could not be started, and is tried again: %s", error)
             self._later(_AGAIN_SECONDS, id)
+        except Exception as error:  # noqa: BLE001 - the task cannot be run, and trying again would not help
+            await surely(partial(self._fail, id, self._report_fault(f"Task {id[:6]}", error)))
 
     def _later(self, seconds: float, id: str) -> None:
         if self.is_stopping:
@@ -292,7 +295,15 @@ class TaskRunner:
         return answer
 
     async def _conclude(self, run: TaskRun, answer: Answer | None) -> None:
-        """Store how a run has ended."""
+        """Store how a run has ended. If that cannot be stored, the task has failed: it must not run again for that."""
+        try:
+            await self._store_end(run, answer)
+        except BackendUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - for example of JSON that the handler has made itself, and is none
+            await self._fail(run.id, self._report_fault(run.call.described, error))
+
+    async def _store_end(self, run: TaskRun, answer: Answer | None) -> None:
         is_cut_short = run.stopped is not None and (run.call.cancellation.cancelled or run.external is not None)
         if answer is None or is_cut_short:
             await self._conclude_stopped(run)
@@ -367,6 +378,10 @@ class TaskRunner:
         most = self._limits.task_bytes
         text = f"{what}, more than the {most} that are kept of a task. Return a link, or raise Limits(task_bytes=...)."
         return record_failure(text, debug=self._runtime.debug)
+
+    def _report_fault(self, what: str, error: Exception) -> str:
+        """Log an exception of a task that cannot be run or stored, and return the error for the client."""
+        return report(what, error, debug=self._runtime.debug)
 
     def _report_endless(self, run: TaskRun) -> str:
         """Return the error for a handler that has returned too many questions."""
@@ -669,7 +684,7 @@ def _flags(outcome: Raw) -> _Flags:
 def _fail(record: TaskRecord, why: str, kept_seconds: float) -> None:
     """Write into a record that the task has failed for a reason of the server."""
     record.end("failed", kept_seconds=kept_seconds)
-    record.message = why
+    why = record.message = to_unicode(why)
     record.error = Raw(msgspec.json.encode({"code": InternalError.code, "message": why}))
 
 
