@@ -50,6 +50,74 @@ def farm(request: pytest.FixtureRequest) -> Farm:
     return Farm(MemoryBackend() if request.param == "shared" else None)
 
 
+# Which tasks wait for a program.
+
+
+async def test_a_task_that_was_not_handed_over_waits_for_no_program(farm: Farm) -> None:
+    """With each backend: before, a program could end a task that a handler was running, if the memory was its own."""
+    async with serving(farm.server) as client:
+        running, asking = await client.start("hand_over", {"progress": 1}), await client.start("ask")
+        await client.until(running, "working", says="1")
+        await client.asked(asking)
+        for id in (running, asking, new_task_id()):
+            before = None if id not in (running, asking) else await client.get(id)
+            assert await farm.store.status(id) is None
+            assert not await farm.store.progress(id, 5, 10, "outside")
+            assert not await farm.store.tell(id, "outside")
+            assert not await farm.store.complete(id, {"any": "value"})
+            assert not await farm.store.fail(id, "outside")
+            with pytest.raises(TaskEnded, match="its work was not handed over"):
+                await farm.store.ask(id, "Outside?", Reply, timeout=30)
+            if before is not None:
+                assert await client.get(id) == before
+        farm.go.set()
+        await client.update(asking, {"which": accept(value="a")})
+        assert (await client.until(asking))["result"]["content"][0]["text"] == "accept"
+        assert await farm.jobs.get() == running
+        assert await farm.store.complete(running, "done")
+
+
+async def test_a_task_waits_for_the_program_as_soon_as_it_knows_of_it(farm: Farm) -> None:
+    """It may report while the function that passes on the work still runs."""
+    ended: list[Any] = []
+    handed = asyncio.Event()
+
+    @farm.server.tool(task="optional")
+    async def fast(ctx: Context) -> Any:
+        async def submit(id: str) -> None:
+            state = await farm.store.status(id)
+            ended.append((state and state.status, await farm.store.tell(id, "begun"), await farm.store.complete(id, 7)))
+            state = await farm.store.status(id)
+            ended.append((state and state.status, await farm.store.tell(id, "late")))
+            handed.set()
+
+        return ctx.task.external(submit)
+
+    async with serving(farm.server) as client:
+        id = await client.start("fast")
+        assert (await client.until(id))["result"]["content"][0]["text"] == "7"
+        await handed.wait()
+        plain = await client.undeclaring().call("fast")
+        assert plain["content"][0]["text"] == "7"
+    assert ended == [("working", True, True), ("completed", False)] * 2
+
+
+async def test_a_task_that_has_ended_has_a_status_as_long_as_it_is_kept() -> None:
+    """Where its server is noted expires no sooner than its record."""
+    now = time.monotonic()
+    late = 0.0
+    farm = Farm(MemoryBackend(lambda: now + late), limits=Limits(task_kept_seconds=60))
+    async with serving(farm.server) as client:
+        id = await client.start("soon")
+        assert await farm.jobs.get() == id
+        assert await farm.store.complete(id, "done")
+        late = 30.0  # far beyond its time to live
+        assert (await client.get(id))["status"] == "completed"
+        state = await farm.store.status(id)
+        assert state is not None
+        assert state.status == "completed"
+
+
 # Progress.
 
 

@@ -116,6 +116,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     sealed_for: str = ""  # protocol version for which `result` is sealed; empty: for none
     output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
     state: Raw = NOTHING  # that the handler has returned with `InputRequired` the last time
+    is_handed_over: bool = False  # whether the work was given to a program outside, or is about to be given
 
     @property
     def expires(self) -> float:

@@ -491,11 +491,13 @@ class TaskRunner:
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
         runtime = self._runtime
-        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
+        seconds = max(seconds, 1.0) + self._limits.task_kept_seconds  # the program can ask how the task has ended
+        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=seconds)
         await self.threads.call(external.submit, (id, *external.arguments))
 
     def describe_external(self, record: TaskRecord, external: ExternalWork) -> None:
-        """Write into a record what a program outside needs that does the work."""
+        """Write into a record what a program outside needs that does the work. From now on, it may report."""
+        record.is_handed_over = True
         record.message = external.message or record.message
         tool = self._tools.get(record.tool)
         schema = None if tool is None else tool.definition.output_schema

@@ -48,7 +48,9 @@ class TaskStore:
             return                                    # cancelled, or expired: nothing more to do
         await store.complete(task_id, {"frames": 10})
 
-    `backend` is what the server has: a URL, or an object. All methods return False if the task is not waiting any more.
+    `backend` is what the server has: a URL, or an object. A task waits for the program as soon as its work is handed
+    over, and until it has ended, was cancelled, or has expired. At other times, `progress`, `tell`, `complete` and
+    `fail` return False, and `ask` raises TaskEnded.
     """
 
     def __init__(self, backend: str | Backend, *, prefix: str = "weft:", limits: Limits = DEFAULT_LIMITS) -> None:
@@ -67,8 +69,9 @@ class TaskStore:
         await self._backend.close()
 
     async def status(self, id: str) -> TaskState | None:
-        """Return the state of a task; None if there is no such task, or if it has expired."""
-        return await (await self._records(id)).read(id)
+        """Return the state of a task whose work was handed over; None if there is no such task, or it has expired."""
+        record = await (await self._records(id)).read(id)
+        return record if record is not None and record.is_handed_over else None
 
     async def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop.
@@ -105,7 +108,9 @@ class TaskStore:
         Return False if the task is not waiting any more.
         """
         record = await (await self._records(id)).read(id)
-        return False if record is None else await self._end(id, _to_result(record, result))
+        if record is None or not _is_waiting(record):
+            return False
+        return await self._end(id, _to_result(record, result))
 
     async def fail(self, id: str, error: str | Exception) -> bool:
         """End a task that has failed. Return False if the task is not waiting any more.
@@ -178,15 +183,14 @@ class TaskStore:
         params = params_of(request)
         asked = AskedQuestion("", digest(request.method, without_page_id(params)))
         asked.name = key or f"ask-{asked.digest[:10]}"
+        _require_waiting(await records.read(id))
         await self._check_client(records, id, request)
         changed = asyncio.Event()
         async with records.watched(id, changed.set), asyncio.timeout(timeout):
             await records.change(id, lambda record: _add_question(record, asked, request.method, params))
             while True:
                 changed.clear()
-                record = await records.read(id)
-                if record is None or not _is_waiting(record):
-                    raise TaskEnded("The task is not waiting any more: it has ended, was cancelled, or has expired.")
+                record = _require_waiting(await records.read(id))
                 answer = next((record.answers[one] for one in record.answers if record.asked[one] == asked), None)
                 if answer is not None and answer.failure is not None:
                     raise QuestionFailed(answer.failure, answer.code, answer.data)
@@ -237,8 +241,17 @@ async def _change(records: TaskRecords, id: str, edit: Callable[[TaskRecord], bo
 
 
 def _is_waiting(record: TaskRecord) -> bool:
-    """Return whether a task waits for a program outside. The program may be faster than the note that it does."""
-    return not record.is_final and record.expires > time.time()
+    """Return whether a task waits for a program outside, or soon will: the program may be faster than the server."""
+    return record.is_handed_over and not record.is_final and record.expires > time.time()
+
+
+def _require_waiting(record: TaskRecord | None) -> TaskRecord:
+    if record is None or not _is_waiting(record):
+        raise TaskEnded(
+            "The task is not waiting for this program: it has ended, was cancelled, has expired, or its work was not "
+            "handed over."
+        )
+    return record
 
 
 def _add_question(record: TaskRecord, asked: AskedQuestion, method: str, params: Any) -> bool:
