@@ -16,6 +16,14 @@ from weft.types.base import EmptyResult
 REQUEST = b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{"a":[1, 2]}}'
 
 
+def test_an_error_has_only_unicode() -> None:
+    """Its message is often the text of an exception, with the name of a file. Each lone surrogate is replaced."""
+    encoded = encode_error(1, 7, "no \udcff\ud83d\udcffé😀", {"a": "é"})
+    assert json.loads(encoded)["error"] == {"code": 7, "message": "no \ufffd\ufffd\ufffdé😀", "data": {"a": "é"}}
+    with pytest.raises(UnicodeEncodeError):
+        encode_error(1, 7, "no", "\udcff")
+
+
 @pytest.mark.spec("JRPC-02", "JRPC-23")
 def test_the_three_kinds() -> None:
     request = decode(REQUEST)

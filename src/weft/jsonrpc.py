@@ -4,10 +4,13 @@
 bytes, which are decoded later with the type of the method. `decode` also checks these raw bytes: they contain no
 lone surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the strings;
 nesting and digits are checked here.)
+
+`to_unicode` makes a text sendable: a Python string may have lone surrogates (names of files can), which JSON has not.
 """
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate
 from typing import Any, TypeAlias, cast
 
@@ -68,6 +71,8 @@ class _Message(msgspec.Struct):
     result: Any = UNSET
     error: _Error | UnsetType = UNSET
 
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # in a Python string, each one is half of a character
 
 _decoder = msgspec.json.Decoder(Frame)
 _encode = msgspec.json.Encoder().encode
@@ -227,7 +232,10 @@ def encode_result(request_id: RequestId, result: Any) -> bytes:
 def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
     """Return an encoded error response. If `request_id` is None, the response has no `id`."""
     answered = UNSET if request_id is None else request_id
-    return _encode(_Message("2.0", answered, error=_Error(code, message, data)))
+    try:
+        return _encode(_Message("2.0", answered, error=_Error(code, message, data)))
+    except UnicodeEncodeError:  # the message has the text of an exception, such as the name of a file
+        return _encode(_Message("2.0", answered, error=_Error(code, to_unicode(message), data)))
 
 
 def encode_notification(method: str, params: Any = UNSET) -> bytes:
@@ -238,6 +246,15 @@ def encode_notification(method: str, params: Any = UNSET) -> bytes:
 def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> bytes:
     """Return an encoded request."""
     return _encode(_Message("2.0", request_id, method, params))
+
+
+def to_unicode(text: str) -> str:
+    r"""Return a message in which U+FFFD replaces each lone surrogate. Keys and results are refused instead.
+
+    >>> to_unicode("no file \udcff.png") == "no file \ufffd.png"
+    True
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit

@@ -561,7 +561,7 @@ class TaskStore:
             self._finalizer()
 
     def status(self, id: str) -> TaskState | None:
-        """Return the state of a task; None if there is no such task, or if it has expired."""
+        """Return the state of a task whose work was handed over; None if there is no such task, or it has expired."""
         return self._wait_for(self._asynchronous.status(id))
 
     def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:

@@ -16,6 +16,7 @@ from weft import (
     InputRequired,
     Server,
     ask_form,
+    ask_url,
 )
 from weft.errors import UsageError
 
@@ -204,6 +205,14 @@ async def test_what_is_asked_as_it_stands_on_the_wire_is_checked_too(
             lambda ctx: ctx.once(Row, "an argument"),  # the key was forgotten
             "test_asks.Row'>, ...) is not possible: a key is a text, not a value of the type type.",
         ),
+        (
+            lambda ctx: ctx.elicit("?", Seat, key="\udcff"),
+            r"key='\udcff' is not possible: the key is not Unicode. Give ascii(key), or another text.",
+        ),
+        (
+            lambda ctx: ctx.once("\udcff", lambda: 1),
+            r"ctx.once('\udcff', ...) is not possible: the key is not Unicode. Give ascii(key), or another text.",
+        ),
     ],
 )
 async def test_a_key_that_would_not_be_found_again_is_refused(
@@ -231,6 +240,32 @@ def test_a_form_is_asked_by_its_class_and_a_text(message: Any, form: Any, said: 
     with pytest.raises(UsageError, match=re.escape(said)):
         ask_form(message, form)
     assert ask_form("Which?", Annotated[Row, "documented"])  # type: ignore[arg-type] - a type all the same
+
+
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [
+        (lambda ctx: ctx.elicit("Which of \udcff.png?", Seat), "message"),
+        (lambda ctx: ctx.elicit_url("Which of \udcff.png?", "https://shop.example/"), "message"),
+        (lambda ctx: ctx.sample("Which of \udcff.png?", max_tokens=5), "messages"),
+    ],
+)
+async def test_a_question_that_is_not_unicode_is_asked_with_a_replacement(question: Any, name: str) -> None:
+    """The names of files can have lone surrogates, which JSON has not."""
+    meta = {CLIENT_CAPABILITIES_KEY: EVERYTHING}
+    (asked,) = (await ask(asking(question), "tools/call", {"name": "asks"}, meta=meta)).result["inputRequests"].values()
+    said = asked["params"][name]
+    assert (said if name == "message" else said[0]["content"]["text"]) == "Which of \ufffd.png?"
+
+
+def test_a_key_of_a_returned_question_is_unicode() -> None:
+    with pytest.raises(UsageError, match="the key is not Unicode"):
+        InputRequired({"\udcff": ask_form("?", Row)})
+
+
+def test_a_page_is_asked_for_with_a_text() -> None:
+    with pytest.raises(UsageError, match="the message must be a text, not an int"):
+        ask_url(5, "https://shop.example/")  # type: ignore[arg-type] - that is the point
 
 
 @pytest.mark.parametrize("requests", [{"a": {"method": "roots/list"}}, {1: ask_form("?", Row)}, {"a": None}])

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, get_args
 
 import pytest
@@ -193,6 +195,72 @@ async def test_wait_in_an_async_function_is_refused_before_it_stops_the_loop() -
 async def test_progress_that_json_cannot_say_is_refused(number: float, meta: dict | None) -> None:
     assert "progress=" in await mistake(lambda ctx: ctx.report_progress(number), meta)
     assert "total=" in await mistake(lambda ctx: ctx.report_progress(1, number), meta)
+
+
+class Float32:
+    """Stands for numpy.float32, which is no float."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+@pytest.mark.spec("PROG-03")
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [
+        (Decimal("0.5"), 0.5), (Fraction(1, 2), 0.5), (Float32(), 0.5), (True, 1.0), (2**70, 2**70), (3, 3),
+    ],
+)  # fmt: skip
+async def test_progress_can_be_any_number(number: Any, sent: float) -> None:
+    server = Server("counting")
+
+    @server.tool
+    async def count(ctx: Context) -> str:
+        await ctx.report_progress(number, number)
+        return "done"
+
+    note, _ = (await ask(server, "tools/call", {"name": "count"}, meta={"progressToken": 1})).messages
+    assert (note["params"]["progress"], note["params"]["total"]) == (sent, sent)
+    assert type(note["params"]["progress"]) is type(sent)
+
+
+@pytest.mark.parametrize("meta", [None, {"progressToken": 1}])
+@pytest.mark.parametrize("number", ["1", Decimal("sNaN"), pytest.param(10**5000, id="large"), 1j, object()])
+async def test_progress_that_is_no_number_is_refused(number: Any, meta: dict | None) -> None:
+    for name, do in (
+        ("progress", lambda ctx: ctx.report_progress(number)),
+        ("total", lambda ctx: ctx.report_progress(1, number)),
+    ):
+        assert await mistake(do, meta) == (
+            f"report_progress({name}=<{type(number).__name__}>) is not possible: JSON has no such number. Give a "
+            "finite number."
+        )
+
+
+@pytest.mark.parametrize("meta", [None, {"progressToken": 1}])
+async def test_a_message_of_progress_that_is_no_text_is_refused(meta: dict | None) -> None:
+    assert await mistake(lambda ctx: ctx.report_progress(1, 2, b"painting"), meta) == (
+        "report_progress(...) is not possible: the message must be a text, not a bytes. Write str(...)."
+    )
+
+
+async def test_messages_that_are_not_unicode_are_sent_with_a_replacement() -> None:
+    """The names of files can have lone surrogates, which JSON has not. Data with them is refused."""
+    server = Server("files")
+
+    @server.tool
+    async def look(ctx: Context) -> str:
+        await ctx.report_progress(1, message="painting \udcff.png")
+        await ctx.error("no \udcff.png")
+        with pytest.raises(UsageError, match="cannot be sent as JSON"):
+            await ctx.error({"file": "\udcff.png"})
+        return "done"
+
+    answer = await ask(server, "tools/call", {"name": "look"}, meta={"progressToken": 1, LOG_LEVEL_KEY: "debug"})
+    progress, log, result = answer.messages
+    assert progress["params"]["message"] == "painting \ufffd.png"
+    assert log["params"]["data"] == "no \ufffd.png"
+    assert result["result"]["content"][0]["text"] == "done"
 
 
 @pytest.mark.parametrize("meta", [None, {LOG_LEVEL_KEY: "debug"}])

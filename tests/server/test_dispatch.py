@@ -118,6 +118,45 @@ async def test_error_data_that_is_no_json() -> None:
     assert (response.error["code"], response.error["message"]) == (7, "Odd.")
 
 
+class _Wordless(ToolError):
+    def __str__(self) -> str:
+        raise RuntimeError("There is no text.")
+
+
+def _nested(depth: int) -> list[Any]:
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ToolError("no file \udcff.png"), "no file \ufffd.png"),
+        (ProtocolError("no file \udcff.png", code=7), "no file \ufffd.png"),
+        (ProtocolError("no file \udcff.png", code=7, data="\udcff.png"), "no file \ufffd.png"),
+        (ProtocolError("Too deep.", code=7, data=_nested(100_000)), "Too deep."),
+        (ProtocolError(object(), code=7), "rror"),  # type: ignore[arg-type] - that is the point
+        (_Wordless(), "rror"),
+        (ValueError("no file \udcff.png"), "rror"),
+    ],
+)
+async def test_a_call_that_fails_with_what_json_cannot_have_is_answered(
+    error: Exception, text: str, *, debug: bool
+) -> None:
+    """A text gets U+FFFD instead of what is not Unicode: names of files can have that."""
+    server = make_server(debug=debug)
+
+    @server.tool
+    async def odd() -> str:
+        raise error
+
+    response = await ask(server, "tools/call", {"name": "odd"})
+    assert response.status == 200
+    said = response.json["error"]["message"] if "error" in response.json else response.result["content"][0]["text"]
+    assert text in said
+
+
 @pytest.mark.security("R1")
 async def test_a_cancellation_that_is_not_ours_is_a_failure() -> None:
     server = make_server()

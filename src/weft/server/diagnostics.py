@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from types import CodeType, CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError, WeftError
+from weft.jsonrpc import to_unicode
 from weft.limits import Limits
 from weft.net.logs import marked_lines
 from weft.protocol.names import closest, printable
@@ -277,6 +279,42 @@ def check_limits(limits: Limits) -> None:
         least = 1 if name == "threads" else 0  # Without a thread, a plain function would wait forever.
         if not value >= least:
             raise UsageError(f"Limits({name}={value!r}) is not possible ({caller()}): it is {least} or more.")
+
+
+def read_progress(
+    progress: float, total: float | None, message: str | None, method: str
+) -> tuple[float, float | None, str | None]:
+    """Return progress as it can be sent and stored. Raises UsageError for a number that is not finite, or a non-text.
+
+    `method` is the name of the method that was called. A number can be of any type that `float` converts.
+
+    >>> from fractions import Fraction
+    >>> read_progress(Fraction(1, 4), 10, "painting", "report_progress")
+    (0.25, 10, 'painting')
+    """
+    return (
+        _read_number(progress, f"{method}(progress="),
+        None if total is None else _read_number(total, f"{method}(total="),
+        None if message is None else read_message(message, method),
+    )
+
+
+def _read_number(number: float, beginning: str) -> float:
+    try:
+        if math.isfinite(number):
+            return number if type(number) is int else float(number)
+        shown = str(float(number))
+    except (TypeError, ValueError, OverflowError):
+        shown = f"<{type(number).__name__}>"
+    raise UsageError(f"{beginning}{shown}) is not possible: JSON has no such number. Give a finite number.")
+
+
+def read_message(message: str, method: str) -> str:
+    """Return a message as it can be sent and stored. Raises UsageError if it is no text."""
+    if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        kind = with_article(type(message).__name__)
+        raise UsageError(f"{method}(...) is not possible: the message must be a text, not {kind}. Write str(...).")
+    return to_unicode(str.__str__(message))  # msgspec encodes no subclasses of `str`, such as that of numpy
 
 
 def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:

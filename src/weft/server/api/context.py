@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast, g
 import msgspec
 
 from weft.errors import InvalidParams, UsageError
-from weft.jsonrpc import encode_notification
+from weft.jsonrpc import encode_notification, to_unicode
 from weft.net.logs import Seldom
 from weft.protocol.request_state import RecordedAnswer
 from weft.server.asking import asks
@@ -27,7 +26,7 @@ from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation, Connection, TokenInfo
 from weft.server.calls.execution import WaitingThread
-from weft.server.diagnostics import Unserialisable, caller
+from weft.server.diagnostics import Unserialisable, caller, read_progress
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
 from weft.server.tasks.runs import CallTask, NoTask
@@ -232,13 +231,12 @@ class Context:
 
         The notification is dropped if `progress` is not greater than the last value sent. At most
         `Limits.progress_per_second` notifications are sent per second; further notifications are dropped. For a
-        notification that reaches `total`, the limit is doubled. Raises UsageError if a number is infinite or NaN.
+        notification that reaches `total`, the limit is doubled.
+
+        The numbers can be of any type that `float` converts. Raises UsageError if one is infinite or NaN. In `message`,
+        U+FFFD replaces what is not Unicode (lone surrogates, as names of files can have).
         """
-        for name, number in (("progress", progress), ("total", total)):
-            if number is not None and not math.isfinite(number):
-                raise UsageError(
-                    f"report_progress({name}={number}) is not possible: JSON has no such number. Give a finite one."
-                )
+        progress, total, message = read_progress(progress, total, message, "report_progress")
         task = self._call.task
         if task is not None and task.is_task:
             if not self._is_silent:
@@ -280,7 +278,7 @@ class Context:
                 )
             return
         if call.task is not None and call.task.is_task:
-            call.task.tell(data if isinstance(data, str) else bytes(shown).decode())
+            call.task.tell(to_unicode(data) if isinstance(data, str) else bytes(shown).decode())
             return
         if pace.untold:
             dropped, pace.untold = pace.untold, 0
@@ -550,7 +548,7 @@ Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
 
 def _log_data(data: Any) -> msgspec.Raw:
     try:
-        return msgspec.Raw(to_json_text(data).encode())
+        return msgspec.Raw(to_json_text(to_unicode(data) if isinstance(data, str) else data).encode())
     except Unserialisable as error:
         raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
 

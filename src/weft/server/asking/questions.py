@@ -14,11 +14,13 @@ from typing import Any, cast, get_origin
 import msgspec
 
 from weft.errors import UsageError
+from weft.jsonrpc import to_unicode
 from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.server.calls.call import Call, not_declared
 from weft.server.calls.connection import covers
+from weft.server.diagnostics import read_message
 from weft.types.features import TextContent
 from weft.types.interaction import CreateMessageParams, ElicitParams, InputRequest, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
@@ -52,7 +54,8 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
         _warn_of_links(tuple(linked), tuple(requested["properties"]))
     if secrets := fields_with_secrets(requested):
         _warn_of_secrets(tuple(secrets))
-    return InputRequest("elicitation/create", ElicitParams(message=message, mode="form", requested_schema=requested))
+    params = ElicitParams(message=read_message(message, "ask_form"), mode="form", requested_schema=requested)
+    return InputRequest("elicitation/create", params)
 
 
 @lru_cache(maxsize=512)  # Warn once per form.
@@ -96,13 +99,15 @@ def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
             f"The user cannot be sent to {shown!r}: use an https URL (or http on this machine) without a name or "
             "password: let the user log in on the page."
         ) from None
-    return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url, elicitation_id=id))
+    params = ElicitParams(message=read_message(message, "ask_url"), mode="url", url=url, elicitation_id=id)
+    return InputRequest("elicitation/create", params)
 
 
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
     """Return a question for the client's model (sampling). `options` are the other fields of `CreateMessageParams`."""
-    talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
-    return _ask_model(CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
+    if isinstance(messages, str):
+        messages = [SamplingMessage("user", TextContent(to_unicode(messages)))]
+    return _ask_model(CreateMessageParams(messages=list(messages), max_tokens=max_tokens, **options))
 
 
 def ask_model_raw(params: Mapping[str, Any]) -> InputRequest:
@@ -146,9 +151,17 @@ def read_question(encoded: msgspec.Raw) -> InputRequest:
 
 
 def check_key(key: object, where: str) -> None:
-    """Raise UsageError if the key of a question is not a string. The error message begins with `where`."""
+    r"""Raise UsageError if a key is not a string, or cannot be stored. The error message begins with `where`.
+
+    >>> check_key("page \udcff", "ctx.once(...)")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: ctx.once(...) is not possible: the key is not Unicode. Give ascii(key), or another text.
+    """
     if not isinstance(key, str):
         raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
+    if to_unicode(key) != key:  # not replaced: the keys of two steps would become the same
+        raise UsageError(f"{where} is not possible: the key is not Unicode. Give ascii(key), or another text.")
 
 
 def check_request(call: Call, request: InputRequest) -> None:

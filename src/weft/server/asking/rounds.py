@@ -42,7 +42,7 @@ from weft.errors import (
 from weft.limits import Limits
 from weft.protocol.request_state import Journal, KeyRing, Keys, RecordedAnswer, StateRefused, binding, digest
 from weft.server.asking.once import Once, to_json
-from weft.server.asking.questions import ask_url, check_request, params_of
+from weft.server.asking.questions import ask_url, check_key, check_request, params_of
 from weft.server.calls.pending import ChannelClosed
 from weft.types.features import CallToolParams
 from weft.types.interaction import InputRequest, InputRequiredResult
@@ -100,6 +100,7 @@ class InputRequired(BaseException):
                     "InputRequired takes questions by their keys: InputRequired({'name': ask_form(...)}), or ask_url, "
                     f"ask_model, ask_roots. It was given {type(key).__name__}: {type(request).__name__}."
                 )
+            check_key(key, f"InputRequired({{{key!r}: ...}})")
 
 
 class UrlElicitationRequired(InputRequired):

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import InvalidParams, ProtocolError, ToolError, UsageError
+from weft.jsonrpc import to_unicode
 from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name
@@ -338,7 +339,7 @@ def _model_texts(error: BaseException, call: Call) -> list[str]:
 
 def failure(text: str) -> CallToolResult:
     """Return the result for a failed tool call, with `text` for the model."""
-    return CallToolResult(content=[TextContent(text)], is_error=True)
+    return CallToolResult(content=[TextContent(to_unicode(text))], is_error=True)
 
 
 class Tools(Registry[RegisteredTool]):

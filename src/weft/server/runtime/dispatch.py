@@ -416,6 +416,12 @@ class Dispatcher:
 
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
         """Answer a call that failed with `error`: with a JSON-RPC error, or with a result about the failure."""
+        try:
+            return await self._answer_failed(call, error)
+        except Exception as fault:  # noqa: BLE001 - of the exception itself, for example of its `__str__`
+            return self.fail(call, fault)
+
+    async def _answer_failed(self, call: Call, error: BaseException) -> Answer:
         if type(error) is TypeError and self._middleware:
             error = explain_next(error, self._middleware)
         if self._translations is not None:
@@ -505,7 +511,7 @@ class Dispatcher:
             wire.status = error.status
         try:
             return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)
-        except (TypeError, ValueError) as fault:
+        except Exception as fault:  # noqa: BLE001 - `data` can be anything, for example nested too deeply
             text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._services.debug)
             return wire.status, encode_error(call.id, wire.code, wire.message, text)
 

@@ -8,29 +8,41 @@ The *journal* is a log, to which only is added: first the request, then each res
 handler can run again from it, on any worker. All expire when the task's time to live is over.
 
 Two kinds of sets find tasks: those that a worker must run (`tasks-at`), and those of one caller (`tasks-of`).
+
+If the Backend fails, a run tries again, but not if a value cannot be encoded: that would be so each time. By
+`TaskRecords.guarded`, it knows which of the two has happened. A record that cannot be decoded is treated as if it was
+not there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, field
 
 from weft.backends import Backend, Unsubscribe
 from weft.errors import BackendUnavailable
+from weft.net.logs import Seldom
 from weft.server.calls.connection import TokenInfo
+from weft.server.diagnostics import summary_of
 from weft.server.tasks.parts import APART, Part, pack, set_value, unpack, values_of
 from weft.types.base import Implementation, LogLevel, ProgressToken, RequestId
 from weft.types.lifecycle import ClientCapabilities
-from weft.types.tasks import NOTHING, TaskState
+from weft.types.tasks import NOTHING, SHOWN_OF_TASK_ID, TaskState
+
+T = TypeVar("T")
+
+_seldom = Seldom(logging.getLogger("weft.tasks"))
 
 MOST_SWAPS = 20  # attempts to change a record that others change at the same time
 _SWAP_PAUSE = 0.01  # seconds: longest pause after the second attempt; it grows with each attempt
@@ -110,6 +122,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     output_schema: Raw = NOTHING  # of the tool, for a program outside that gives the result
     state: Raw = NOTHING  # that the handler has returned with `InputRequired` the last time
     apart: dict[str, Part] = field(default_factory=dict[str, Part])  # large values that are stored elsewhere, by name
+    is_handed_over: bool = False  # whether the work was given to a program outside, or is about to be given
 
     @property
     def expires(self) -> float:
@@ -231,6 +244,13 @@ class TaskRecords:
         self._backend = backend
         self._store = backend.store
 
+    def guarded(self) -> TaskRecords:
+        """Return the same records, with methods that raise BackendUnavailable whatever the Backend raises.
+
+        All other exceptions of these methods are of values that cannot be encoded, or of `edit` (see `change`).
+        """
+        return TaskRecords(cast("Backend", _Guarded(self._backend)))
+
     # The record.
 
     async def add(self, record: TaskRecord) -> None:
@@ -257,7 +277,7 @@ class TaskRecords:
         Large values are not loaded: see `fill`.
         """
         data = await self._store.get(f"task/{id}") if is_task_id(id) else None
-        return None if data is None else unpack(_decode_record(data))
+        return None if data is None else _read_record(data, id)
 
     async def fill(self, record: TaskRecord | None, *kinds: str) -> TaskRecord | None:
         """Load large values of a record that are stored elsewhere, and return it; None if the task has expired.
@@ -290,7 +310,9 @@ class TaskRecords:
             data = await self._store.get(_record(id))
             if data is None:
                 return None
-            record = unpack(_decode_record(data))
+            record = _read_record(data, id)
+            if record is None:
+                return None
             before = {part.digest for part in record.apart.values()}
             if not edit(record):
                 return record
@@ -350,11 +372,11 @@ class TaskRecords:
         await asyncio.gather(self._store.delete(_request(id)), self._backend.log.delete(_journal(id)))
 
     async def read_journal(self, id: str) -> tuple[TaskRequest, list[JournalEntry]] | None:
-        """Return the request of a task and the entries of its journal; None if there is no request."""
-        request, rows = await asyncio.gather(self._store.get(_request(id)), self._backend.log.read(_journal(id), 0))
-        return (
-            None if request is None else (_decode_request(request), [_decode_entry(entry) for _, entry in rows or ()])
-        )
+        """Return the request of a task and the entries of its journal; None if they are not there, or unreadable."""
+        data, rows = await asyncio.gather(self._store.get(_request(id)), self._backend.log.read(_journal(id), 0))
+        request = None if data is None else _read(_decode_request, data, id)
+        entries = _read(_decode_entries, [entry for _, entry in rows or ()], id)
+        return None if request is None or entries is None else (request, entries)
 
     # The tasks of a worker.
 
@@ -398,6 +420,50 @@ class TaskRecords:
 
 
 _ENDLESS = 2**31  # entries of a log: no entry of a journal is ever dropped. `Limits.task_steps` bounds them
+
+
+class _Guarded:
+    """The store, log, sets and bus of a Backend, with methods that raise BackendUnavailable whatever it raises."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.store, self.log = _GuardedPart(backend.store), _GuardedPart(backend.log)
+        self.sets, self.bus = _GuardedPart(backend.sets), _GuardedPart(backend.bus)
+
+
+class _GuardedPart:
+    def __init__(self, part: object) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        return partial(_guarded, getattr(self._part, name))
+
+
+async def _guarded(method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
+    try:
+        return await method(*args, **options)
+    except BackendUnavailable:
+        raise
+    except Exception as error:
+        raise BackendUnavailable(f"The backend raised {summary_of(error)}") from error
+
+
+def _decode_entries(rows: Sequence[bytes]) -> list[JournalEntry]:
+    return [_decode_entry(row) for row in rows]
+
+
+def _read(decode: Callable[[Any], T], data: object, id: str) -> T | None:
+    """Return what is stored of a task; None if it cannot be decoded, so that the task cannot go on."""
+    try:
+        return decode(data)
+    except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
+        text = "What is stored of task %s cannot be read, so that the task does not exist any more: %s"
+        _seldom.error(text, id[:SHOWN_OF_TASK_ID], error, about=id)
+        return None
+
+
+def _read_record(data: bytes, id: str) -> TaskRecord | None:
+    record = _read(_decode_record, data, id)
+    return None if record is None else unpack(record)
 
 
 def _call(wake: Callable[[], object]) -> None:

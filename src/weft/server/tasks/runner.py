@@ -25,8 +25,8 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from weft.errors import InternalError, ToolError
-from weft.jsonrpc import encode_result
+from weft.errors import BackendUnavailable, InternalError, ToolError
+from weft.jsonrpc import encode_result, to_unicode
 from weft.net.logs import Seldom
 from weft.server.asking.questions import params_of
 from weft.server.calls.call import Call
@@ -41,7 +41,7 @@ from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.places import Places
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
-from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, to_call
+from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, surely, to_call
 from weft.server.tasks.store import publish_scope
 from weft.types.features import CallToolResult
 from weft.types.tasks import NOTHING
@@ -101,7 +101,7 @@ class TaskRunner:
 
     def __init__(self, runtime: Runtime, records: TaskRecords, tools: Tools, shares: SizedShares) -> None:
         self.runtime = self._runtime = runtime
-        self.records = self._records = records
+        self.records = self._records = records.guarded()
         self.shares = shares
         self._tools = tools
         self._limits = runtime.limits
@@ -211,9 +211,11 @@ class TaskRunner:
                 if id in self._stopped_early:
                     run.stop("cancelled")
                 await self.perform(run)
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
+        except BackendUnavailable as error:
             _seldom.warning("A task could not be started, and is tried again: %s", error)
             self._later(_AGAIN_SECONDS, id, owner)
+        except Exception as error:  # noqa: BLE001 - the task cannot be run, and trying again would not help
+            await surely(partial(self._fail, id, self._report_fault(f"Task {id[:6]}", error)))
 
     def _later(self, seconds: float, id: str, owner: str) -> None:
         if self.is_stopping:
@@ -363,7 +365,15 @@ class TaskRunner:
         return answer
 
     async def _conclude(self, run: TaskRun, answer: Answer | None) -> None:
-        """Store how a run has ended."""
+        """Store how a run has ended. If that cannot be stored, the task has failed: it must not run again for that."""
+        try:
+            await self._store_end(run, answer)
+        except BackendUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - for example of JSON that the handler has made itself, and is none
+            await self._fail(run.id, self._report_fault(run.call.described, error))
+
+    async def _store_end(self, run: TaskRun, answer: Answer | None) -> None:
         is_cut_short = run.stopped is not None and (run.call.cancellation.cancelled or run.external is not None)
         if answer is None or is_cut_short:
             await self._conclude_stopped(run)
@@ -438,6 +448,10 @@ class TaskRunner:
         most = self._limits.task_bytes
         text = f"{what}, more than the {most} that are kept of a task. Return a link, or raise Limits(task_bytes=...)."
         return record_failure(text, debug=self._runtime.debug)
+
+    def _report_fault(self, what: str, error: Exception) -> str:
+        """Log an exception of a task that cannot be run or stored, and return the error for the client."""
+        return report(what, error, debug=self._runtime.debug)
 
     def _report_endless(self, run: TaskRun) -> str:
         """Return the error for a handler that has returned too many questions."""
@@ -564,7 +578,8 @@ class TaskRunner:
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
         runtime = self._runtime
-        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=max(seconds, 1.0))
+        seconds = max(seconds, 1.0) + self._limits.task_kept_seconds  # the program can ask how the task has ended
+        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=seconds)
         await self.threads.call(external.submit, (id, *external.arguments))
 
     def not_passed_on(self, call: Call, error: Exception) -> CallToolResult:
@@ -575,7 +590,8 @@ class TaskRunner:
         return failure(report(what, error, debug=self._runtime.debug))
 
     def describe_external(self, record: TaskRecord, external: ExternalWork) -> None:
-        """Write into a record what a program outside needs that does the work."""
+        """Write into a record what a program outside needs that does the work. From now on, it may report."""
+        record.is_handed_over = True
         record.message = external.message or record.message
         tool = self._tools.get(record.tool)
         schema = None if tool is None else tool.definition.output_schema
@@ -816,7 +832,7 @@ def _flags(outcome: Raw) -> _Flags:
 def _fail(record: TaskRecord, why: str, kept_seconds: float) -> None:
     """Write into a record that the task has failed for a reason of the server."""
     record.end("failed", kept_seconds=kept_seconds)
-    record.message = why
+    why = record.message = to_unicode(why)
     record.error = Raw(msgspec.json.encode({"code": InternalError.code, "message": why}))
 
 

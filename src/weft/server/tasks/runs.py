@@ -11,26 +11,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from weft.eras.base import Envelope, find_revision
-from weft.errors import UsageError
+from weft.errors import BackendUnavailable, UsageError
 from weft.net.logs import Seldom
 from weft.protocol.headers import read as read_headers
 from weft.protocol.revisions import METHODS
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.execution import Threads
 from weft.server.calls.shares import SizedShares
-from weft.server.diagnostics import caller
+from weft.server.diagnostics import caller, read_message
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.records import JournalEntry, TaskRecord, TaskRecords, TaskRequest, owner_of
 from weft.server.tasks.rounds import TaskJournal, TaskRound
 from weft.types.base import Result
 from weft.types.features import CallToolParams
+
+T = TypeVar("T")
 
 log = logging.getLogger("weft.tasks")
 _seldom = Seldom(log)
@@ -78,6 +80,8 @@ class CallTask:
         on the work, such as `celery_task.delay`. The program then reports with `TaskStore(url).progress(task_id, ...)`,
         and ends the task with `complete` or `fail`. `message` is shown to the client until then.
         """
+        if message is not None:
+            message = read_message(message, "ctx.task.external")
         if not callable(submit):
             raise UsageError(
                 "ctx.task.external(...) takes the function that passes on the work, and its arguments: "
@@ -282,16 +286,7 @@ class TaskRun:
 
     async def surely(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Return what `work` returns. If the Backend fails, try again until the task expires."""
-        pause = 0.05
-        while True:
-            try:
-                return await work()
-            except Exception as error:  # a Backend may raise anything
-                if time.time() > self.expires:
-                    raise
-                _seldom.warning("A task cannot be read or stored in the backend yet: %s", error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _AGAIN_SECONDS)
+        return await surely(work, self.expires)
 
     async def _to_end(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work`, which goes on if the caller is cancelled."""
@@ -340,16 +335,19 @@ class TaskRun:
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
         self._reported = time.monotonic()
-        stored = self._report, self._text
+        stored: tuple[object, object] | None = self._report, self._text
         try:
             if self.is_task and await self._records.change(self.id, self._write_if_ours) is None:
                 self.stop("lost")  # it has expired, or the Backend has lost it
-            if (self._report, self._text) == stored:
-                self._report = self._text = None
-        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; it is tried again
+        except BackendUnavailable as error:
             _seldom.warning("The progress of a task was not stored: %s", error)
+            stored = None  # it is tried again
+        except Exception:
+            log.exception("The progress of a task cannot be stored, and is dropped.")
         finally:
             self._storing = None
+            if (self._report, self._text) == stored:
+                self._report = self._text = None
             if self._report is not None or self._text is not None:
                 self._store_later()
 
@@ -373,6 +371,23 @@ class TaskRun:
         if self._text is not None:
             record.message = self._text
         return is_new
+
+
+async def surely(work: Callable[[], Coroutine[Any, Any, T]], until: float = math.inf) -> T:
+    """Return what `work` returns. If the Backend fails, try again until the Unix time `until`.
+
+    `work` uses guarded records: what it raises except BackendUnavailable, it would raise again each time.
+    """
+    pause = 0.05
+    while True:
+        try:
+            return await work()
+        except BackendUnavailable as error:
+            if time.time() > until:
+                raise
+            _seldom.warning("A task cannot be read or stored in the backend yet: %s", error)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _AGAIN_SECONDS)
 
 
 def progress_text(progress: float, total: float | None, message: str | None) -> str:

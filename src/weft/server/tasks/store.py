@@ -14,12 +14,14 @@ from msgspec import Raw
 from weft.backends import Backend, open_backend
 from weft.backends.scoped import ScopedBackend
 from weft.errors import ProtocolError, QuestionFailed, TaskEnded, ToolError, UsageError
+from weft.jsonrpc import to_unicode
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.request_state import digest
 from weft.protocol.schema import compile_schema
 from weft.server.asking.asks import Elicitation, read_form
-from weft.server.asking.questions import ask_form, missing_for, params_of
+from weft.server.asking.questions import ask_form, check_key, missing_for, params_of
 from weft.server.asking.rounds import without_page_id
+from weft.server.diagnostics import read_message, read_progress
 from weft.server.features.content import to_blocks
 from weft.server.features.tools import failure
 from weft.server.signature.output import to_json_text
@@ -46,7 +48,9 @@ class TaskStore:
             return                                    # cancelled, or expired: nothing more to do
         await store.complete(task_id, {"frames": 10})
 
-    `backend` is what the server has: a URL, or an object. All methods return False if the task is not waiting any more.
+    `backend` is what the server has: a URL, or an object. A task waits for the program as soon as its work is handed
+    over, and until it has ended, was cancelled, or has expired. At other times, `progress`, `tell`, `complete` and
+    `fail` return False, and `ask` raises TaskEnded.
     """
 
     def __init__(self, backend: str | Backend, *, prefix: str = "weft:", limits: Limits = DEFAULT_LIMITS) -> None:
@@ -65,24 +69,36 @@ class TaskStore:
         await self._backend.close()
 
     async def status(self, id: str) -> TaskState | None:
-        """Return the state of a task; None if there is no such task, or if it has expired."""
+        """Return the state of a task whose work was handed over; None if there is no such task, or it has expired."""
         records = await self._records(id)
-        return await records.fill(await records.read(id))
+        record = await records.fill(await records.read(id))
+        return record if record is not None and record.is_handed_over else None
 
     async def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop."""
+        """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop.
 
-        def edit(record: TaskRecord) -> None:
-            record.progress, record.total = progress, total
-            record.message = progress_text(progress, total, message)
+        Progress never goes back: of progress that is not greater than before, only the message is shown, if there is
+        one. So a program that was restarted may report from the beginning.
+        """
+        progress, total, message = read_progress(progress, total, message, "progress")
+
+        def edit(record: TaskRecord) -> bool:
+            if record.progress is None or progress > record.progress:
+                record.progress, record.total = progress, total
+            elif message is None:
+                return False
+            record.message = progress_text(record.progress, record.total, message)
+            return True
 
         return await _change(await self._records(id), id, edit) is not None
 
     async def tell(self, id: str, message: str) -> bool:
         """Show a text to the client as the status of the task. Return False if the task is not waiting any more."""
+        text = read_message(message, "tell")[:MOST_MESSAGE]
 
-        def edit(record: TaskRecord) -> None:
-            record.message = message[:MOST_MESSAGE]
+        def edit(record: TaskRecord) -> bool:
+            record.message = text
+            return True
 
         return await _change(await self._records(id), id, edit) is not None
 
@@ -94,7 +110,9 @@ class TaskStore:
         """
         records = await self._records(id)
         record = await records.fill(await records.read(id), "output_schema")
-        return False if record is None else await self._end(id, _to_result(record, result))
+        if record is None or not _is_waiting(record):
+            return False
+        return await self._end(id, _to_result(record, result))
 
     async def fail(self, id: str, error: str | Exception) -> bool:
         """End a task that has failed. Return False if the task is not waiting any more.
@@ -117,14 +135,15 @@ class TaskStore:
                 "the result, or raise TaskStore(..., limits=Limits(task_bytes=...))."
             )
 
-        def edit(record: TaskRecord) -> None:
+        def edit(record: TaskRecord) -> bool:
             kept = self._limits.task_kept_seconds
             if isinstance(outcome, ProtocolError):
                 record.end("failed", kept_seconds=kept)
-                record.error, record.message = encoded, str(outcome)[:MOST_MESSAGE]
+                record.error, record.message = encoded, to_unicode(str(outcome))[:MOST_MESSAGE]
             else:
                 record.end("completed", kept_seconds=kept)
                 record.result, record.is_error = encoded, outcome.is_error
+            return True
 
         records = await self._records(id)
         record = await _change(records, id, edit)
@@ -160,19 +179,20 @@ class TaskStore:
         and QuestionFailed if the client cannot be asked, or refuses.
         """
         request = question if isinstance(question, InputRequest) else ask_form(question, schema)
+        if key is not None:
+            check_key(key, f"ask(key={key!r})")
         records = await self._records(id)
         params = params_of(request)
         asked = AskedQuestion("", digest(request.method, without_page_id(params)))
         asked.name = key or f"ask-{asked.digest[:10]}"
+        _require_waiting(await records.read(id))
         await self._check_client(records, id, request)
         changed = asyncio.Event()
         async with records.watched(id, changed.set), asyncio.timeout(timeout):
             await records.change(id, lambda record: _add_question(record, asked, request.method, params))
             while True:
                 changed.clear()
-                record = await records.fill(await records.read(id), "answer")
-                if record is None or not _is_waiting(record):
-                    raise TaskEnded("The task is not waiting any more: it has ended, was cancelled, or has expired.")
+                record = _require_waiting(await records.fill(await records.read(id), "answer"))
                 answer = next((record.answers[one] for one in record.answers if record.asked[one] == asked), None)
                 if answer is not None and answer.failure is not None:
                     raise QuestionFailed(answer.failure, answer.code, answer.data)
@@ -206,24 +226,34 @@ def _scope(id: str) -> str:
     return f"task-server/{id}"
 
 
-async def _change(records: TaskRecords, id: str, edit: Callable[[TaskRecord], None]) -> TaskRecord | None:
-    """Change the record of a task, and return it. Return None if the task is not waiting for the program."""
+async def _change(records: TaskRecords, id: str, edit: Callable[[TaskRecord], bool]) -> TaskRecord | None:
+    """Change the record of a task, and return it. Return None if the task is not waiting for the program.
+
+    `edit` returns False if nothing is to be stored.
+    """
     was_waiting = False
 
     def noted(record: TaskRecord) -> bool:
         nonlocal was_waiting
         was_waiting = _is_waiting(record)
-        if was_waiting:
-            edit(record)
-        return was_waiting
+        return was_waiting and edit(record)
 
     record = await records.change(id, noted)
     return record if was_waiting else None
 
 
 def _is_waiting(record: TaskRecord) -> bool:
-    """Return whether a task waits for a program outside. The program may be faster than the note that it does."""
-    return not record.is_final and record.expires > time.time()
+    """Return whether a task waits for a program outside, or soon will: the program may be faster than the server."""
+    return record.is_handed_over and not record.is_final and record.expires > time.time()
+
+
+def _require_waiting(record: TaskRecord | None) -> TaskRecord:
+    if record is None or not _is_waiting(record):
+        raise TaskEnded(
+            "The task is not waiting for this program: it has ended, was cancelled, has expired, or its work was not "
+            "handed over."
+        )
+    return record
 
 
 def _add_question(record: TaskRecord, asked: AskedQuestion, method: str, params: Any) -> bool:
@@ -257,4 +287,4 @@ def _to_result(record: TaskRecord, value: Any) -> CallToolResult:
 
 def _encode_error(error: ProtocolError) -> bytes:
     data = {} if error.data is None else {"data": error.data}
-    return msgspec.json.encode({"code": error.code, "message": error.message, **data})
+    return msgspec.json.encode({"code": error.code, "message": to_unicode(error.message), **data})

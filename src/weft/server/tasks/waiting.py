@@ -145,13 +145,14 @@ class _Waiting:
 
     async def _tell(self, record: TaskRecord) -> None:
         """Notify the client of progress since the last time, if it asked for progress, and of a changed status."""
-        told, self._told = self._told, (record.status, record.message, record.progress)
+        told, further = self._told, _further(record.progress, self._told[2])
+        self._told = (record.status, record.message, told[2] if further is None else further)
         own = self._call.envelope.progress_token
         token = record.progress_token if own is None else own
-        if token is not None and record.progress is not None and record.progress != told[2]:
+        if token is not None and further is not None:
             params = ProgressParams(
                 progress_token=token,
-                progress=record.progress,
+                progress=further,
                 total=record.total,
                 message=record.message,
                 meta=self._meta,
@@ -259,3 +260,8 @@ class _Waiting:
             return GivenAnswer(failure=str(error), code=error.code, data=error.data)
         fault = fault_of(question, value)
         return GivenAnswer(value, failure=None if fault is None else f"The client's answer cannot be used: {fault}")
+
+
+def _further(progress: float | None, told: float | None) -> float | None:
+    """Return progress if it is greater than what was told before, as the protocol requires; else None."""
+    return progress if progress is not None and (told is None or progress > told) else None
