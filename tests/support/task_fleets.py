@@ -191,8 +191,8 @@ class TaskFleet:
     def look(self) -> None:
         """Let all living workers look for tasks of dead ones now."""
         for worker in self.workers:
-            if not worker.is_dead and (now := worker.runner._look_now) is not None:
-                now.set()
+            if not worker.is_dead:
+                worker.runner.take_over.look()
 
     async def kill(self, worker: TaskWorker) -> None:
         """Kill a worker: its functions end, nothing that it does has an effect, and its lease has expired."""

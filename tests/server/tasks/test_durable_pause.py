@@ -155,7 +155,7 @@ async def test_it_notices_that_a_task_was_taken_over_some_time_after_its_lease_c
     await fleet.wake(one, long_ago=False)
     mountain.open |= {(0, "after one"), (1, "after one")}
     await mountain.until_at(0, "after two")  # the task was its own until here
-    await two.runner._take(id, one.runner.worker)
+    await two.runner.take_over._take(id, one.runner.worker)
     await mountain.until_at(1, "after two")
     await fleet.wake(one)
     mountain.open.add((0, "all"))
@@ -300,9 +300,9 @@ import asyncio, os
 from pathlib import Path
 from weft import Context, Server
 from weft.server.runtime import fleet
-from weft.server.tasks import runner
+from weft.server.tasks import takeover
 
-fleet.LEASE_SECONDS, runner.LOOK_SECONDS = 3.0, 0.2
+fleet.LEASE_SECONDS, takeover.LOOK_SECONDS = 3.0, 0.2
 folder = Path({folder!r})
 server = Server("paused", backend={url!r}, state_keys=["only for this test " * 2])
 

@@ -273,7 +273,7 @@ async def test_a_worker_whose_tasks_were_looked_at_in_vain_is_found_later(fleet:
     studio.open |= {"fragile"}
     await one.text(await one.start("fragile"))
     studio.open.clear()
-    one.runner._listed_until += 10_000  # an earlier task had a longer time to live
+    one.runner.listed_until += 10_000  # an earlier task had a longer time to live
     await records.unlist_worker(one.server.engine.fleet.worker)  # what another one does
     id = await one.start("render")
     await eventually(lambda: "middle" in studio.at)

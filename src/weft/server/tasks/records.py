@@ -31,7 +31,8 @@ import msgspec
 from msgspec import Raw, field
 
 from weft.backends import Backend, Unsubscribe
-from weft.errors import BackendUnavailable
+from weft.errors import BackendUnavailable, InternalError
+from weft.jsonrpc import to_unicode
 from weft.net.logs import Seldom
 from weft.server.calls.connection import TokenInfo
 from weft.server.diagnostics import summary_of
@@ -157,6 +158,12 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
         self._end(status)
         self.ttl = max(self.ttl, time.time() - self.created + kept_seconds)
 
+    def fail(self, why: str, *, kept_seconds: float) -> None:
+        """Note that the task has failed for a reason of the server. It is kept for at least `kept_seconds` from now."""
+        self.end("failed", kept_seconds=kept_seconds)
+        self.message = to_unicode(why)
+        self.error = Raw(_encode({"code": InternalError.code, "message": self.message}))
+
     def cancel(self, *, kept_seconds: float) -> None:
         """Note that the task was cancelled. It is kept for `kept_seconds` from now, unless it expires before."""
         self._end("cancelled")
@@ -168,6 +175,10 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
         self.work = "over"
         self.updated = max(time.time(), self.updated)
         self.questions, self.answers, self.state = {}, {}, NOTHING
+
+    def must_run_at(self, worker: str) -> bool:
+        """Return whether a worker must run the handler, or runs it."""
+        return self.work in ("queued", "running") and self.runner == worker
 
     def accept(self, key: str, answer: GivenAnswer) -> bool:
         """Note the answer to an unanswered question. Return False if there is no such question."""

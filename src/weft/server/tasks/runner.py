@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -25,8 +24,8 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from weft.errors import BackendUnavailable, InternalError, ToolError
-from weft.jsonrpc import encode_result, to_unicode
+from weft.errors import BackendUnavailable, ToolError
+from weft.jsonrpc import encode_result
 from weft.net.logs import Seldom
 from weft.server.asking.questions import params_of
 from weft.server.calls.call import Call
@@ -36,20 +35,19 @@ from weft.server.diagnostics import record as record_failure
 from weft.server.diagnostics import report
 from weft.server.features.tools import Tools, failure
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.fleet import LEFT
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.places import Places
 from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
 from weft.server.tasks.rounds import TaskJournal
 from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, surely, to_call
 from weft.server.tasks.store import publish_scope
+from weft.server.tasks.takeover import TakeOver
 from weft.types.features import CallToolResult
-from weft.types.tasks import NOTHING
+from weft.types.tasks import NOTHING, SHOWN_OF_TASK_ID
 
 log = logging.getLogger("weft.tasks")
 _seldom = Seldom(log)
 
-LOOK_SECONDS = 5.0  # between two looks for tasks of dead workers
 _AGAIN_SECONDS = 2.0  # until a task is started again that could not be read
 _HAND_OVER_SECONDS = 2.0  # to note in the Backend that tasks are handed over
 _TURN_SECONDS = 0.02  # between two looks at what still runs
@@ -105,6 +103,7 @@ class TaskRunner:
         self.shares = shares
         self._tools = tools
         self._limits = runtime.limits
+        self._kept = runtime.limits.task_kept_seconds
         self._fleet = runtime.fleet
         self.threads = Threads(runtime.limits.task_threads, name="weft-task")
         self._places = Places(runtime.limits.tasks_at_once)
@@ -115,19 +114,15 @@ class TaskRunner:
         self._delayed: dict[str, asyncio.TimerHandle] = {}  # start tasks some time later
         self._stopped_early: set[str] = set()  # ids of tasks that were cancelled while their run began
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # see `assigning`
-        self._idle: set[str] | None = None  # ids of assigned tasks that did not run at the last look; None before it
-        self._looking: asyncio.Task[None] | None = None  # looks for tasks of dead workers
-        self._look_now: asyncio.Event | None = None  # set to look at once
-        self._has_left_some = False  # whether there was no room for all tasks of dead workers
         self._background: set[asyncio.Task[Any]] = set()
-        self._listed_until = 0.0  # Unix time until which others know that this worker may have tasks
+        self.listed_until = 0.0  # Unix time until which others know that this worker may have tasks
         self.is_stopping = False  # whether no more tasks are started here
         self._ends_runs = False  # whether handlers are being stopped, because the worker stops
         self._handing_over: asyncio.Task[None] | None = None
         if not self._fleet.is_alone:
             self._fleet.hear(_SUBJECT, self._hear, self._check_all)
             self._fleet.hear(_ENDED, self._hear_end, lambda: None)
-            self._fleet.hear(LEFT, self._hear_left, lambda: None)
+        self.take_over = TakeOver(self, self._fleet, records, runtime.limits)
 
     @property
     def worker(self) -> str:
@@ -136,6 +131,11 @@ class TaskRunner:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def begin(self) -> None:
+        """Begin to run tasks, and to look for those of dead workers. Called when this worker has joined the fleet."""
+        self.is_stopping = False
+        self.take_over.begin()
 
     # Starting.
 
@@ -151,9 +151,9 @@ class TaskRunner:
         if self._fleet.is_alone:  # no other worker will ever look
             return
         now = time.time()
-        self._listed_until = max(self._listed_until, now + ttl)
+        self.listed_until = max(self.listed_until, now + ttl)
         # Each time, because others remove a worker from the list that looks dead and has no tasks.
-        listed = self._records.list_worker(self.worker, ttl=self._listed_until - now)
+        listed = self._records.list_worker(self.worker, ttl=self.listed_until - now)
         await asyncio.gather(self._records.assign(id, self.worker, ttl=ttl), listed)
 
     async def unassign(self, id: str) -> None:
@@ -167,6 +167,14 @@ class TaskRunner:
 
     def _is_busy_with(self, id: str) -> bool:
         return id in self._running or id in self._delayed or id in self._places
+
+    def knows(self, id: str) -> bool:
+        """Return whether a task runs here, waits for a place, or begins as a call that may become a task."""
+        return self._is_busy_with(id) or id in self._begun
+
+    def has_room_for(self, owner: str) -> bool:
+        """Return whether more tasks of a caller may wait here."""
+        return self._places.waits(owner) < self._limits.tasks_at_once
 
     def start(self, id: str, owner: str) -> None:
         """Run a task as soon as there is a place. Its record must be assigned to this worker."""
@@ -197,25 +205,27 @@ class TaskRunner:
         self._places.leave(id)
         if (owner := self._again.pop(id, None)) is not None:
             self.start(id, owner)
-        if self._has_left_some and not self._places.waiting:
-            self._hear_left(b"")
+        if self.take_over.has_left_some and not self._places.waiting:
+            self.take_over.look()
 
     async def _execute(self, id: str, owner: str) -> None:
         """Run the handler of a task until it ends or asks. If the Backend fails, try again later."""
+        run = None
         try:
             run = await self._load(id)
             if run is not None and self.is_stopping:
-                await self._give_up(run)
+                await surely(partial(self._give_up, run))
             elif run is not None:
                 self._runs[id] = run
                 if id in self._stopped_early:
                     run.stop("cancelled")
                 await self.perform(run)
-        except BackendUnavailable as error:
-            _seldom.warning("A task could not be started, and is tried again: %s", error)
-            self._later(_AGAIN_SECONDS, id, owner)
-        except Exception as error:  # noqa: BLE001 - the task cannot be run, and trying again would not help
-            await surely(partial(self._fail, id, self._report_fault(f"Task {id[:6]}", error)))
+        except Exception as error:  # noqa: BLE001 - trying again would not help, unless the Backend has failed
+            if run is None and isinstance(error, BackendUnavailable):
+                _seldom.warning("A task could not be started, and is tried again: %s", error)
+                self._later(_AGAIN_SECONDS, id, owner)
+            else:
+                await surely(partial(self._fail, id, self._report_fault(f"Task {id[:SHOWN_OF_TASK_ID]}", error)))
 
     def _later(self, seconds: float, id: str, owner: str) -> None:
         if self.is_stopping:
@@ -272,8 +282,8 @@ class TaskRunner:
     async def _load(self, id: str) -> TaskRun | None:
         """Read a task and its journal, and note that it runs here. Return None if it must not run here."""
         record = await self._records.fill(await self._records.read(id), "answer", "state")
-        if record is None or not self._is_mine(record):
-            await self._settle(id, record)
+        if record is None or not record.must_run_at(self.worker):
+            await self.settle(id, record)
             return None
         stored = await self._records.read_journal(id)
         if stored is None:
@@ -290,8 +300,8 @@ class TaskRunner:
             known.add(entry)
         known.journal.state = None if record.state == NOTHING else record.state
         record = await self._records.change(id, partial(self._begin, given=list(given)), is_told=False)
-        if record is None or not self._is_mine(record):
-            await self._settle(id, record)
+        if record is None or not record.must_run_at(self.worker):
+            await self.settle(id, record)
             return None
         run = self._new_run(id, request, known)
         if run is None:
@@ -304,15 +314,12 @@ class TaskRunner:
         return run
 
     def _begin(self, record: TaskRecord, *, given: list[str]) -> bool:
-        if not self._is_mine(record):
+        if not record.must_run_at(self.worker):
             return False
         record.work = "running"
         for key in given:
             record.answers.pop(key, None)
         return True
-
-    def _is_mine(self, record: TaskRecord) -> bool:
-        return record.work in ("queued", "running") and record.runner == self.worker
 
     def _new_run(self, id: str, request: TaskRequest, known: TaskJournal) -> TaskRun | None:
         known.journal.id = request.logical
@@ -390,7 +397,7 @@ class TaskRunner:
         elif run.stopped == "stopping":
             await self._give_up(run)
         else:
-            await self._settle(run.id, await self._records.read(run.id))
+            await self.settle(run.id, await self._records.read(run.id))
 
     async def _give_up(self, run: TaskRun) -> None:
         """Leave a task to another worker, because this one stops."""
@@ -399,17 +406,20 @@ class TaskRunner:
             return
 
         def edit(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
             run.write_progress(record)
             record.work = "queued"
             if not record.restarts:
-                _fail(record, "The server was stopped, and this task is not run again.", self._limits.task_kept_seconds)
+                record.fail(
+                    "The server was stopped, and this task is not run again.",
+                    kept_seconds=self._kept,
+                )
             return True
 
         record = await self._records.change(run.id, edit)
         if record is None or record.work == "over":
-            await self._settle(run.id, record)
+            await self.settle(run.id, record)
 
     async def _finish(self, run: TaskRun, body: bytes) -> None:
         """Store the result or the error of a task."""
@@ -417,25 +427,25 @@ class TaskRunner:
         too_large = self._check_size(run, body) or self._check_room(run, len(body))
 
         def edit(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
             run.write_progress(record)
             if too_large:
-                _fail(record, too_large, self._limits.task_kept_seconds)
+                record.fail(too_large, kept_seconds=self._kept)
             elif isinstance(outcome.error, Raw):
-                record.end("failed", kept_seconds=self._limits.task_kept_seconds)
+                record.end("failed", kept_seconds=self._kept)
                 record.error, record.message = outcome.error, _flags(outcome.error).message[:MOST_MESSAGE]
             elif isinstance(outcome.result, Raw):
-                record.end("completed", kept_seconds=self._limits.task_kept_seconds)
+                record.end("completed", kept_seconds=self._kept)
                 record.result, record.sealed_for = outcome.result, record.version
                 flags = _flags(outcome.result)
                 record.is_error = flags.is_error
                 if flags.is_error:
                     record.message = flags.text[:MOST_MESSAGE] or record.message
-            log.info("task %s of %r has ended: %s", run.id[:6], record.tool, record.status)
+            log.info("task %s of %r has ended: %s", run.id[:SHOWN_OF_TASK_ID], record.tool, record.status)
             return True
 
-        await self._settle(run.id, await self._records.change(run.id, edit))
+        await self.settle(run.id, await self._records.change(run.id, edit))
 
     def _check_size(self, run: TaskRun, body: bytes) -> str:
         """Return the error for a result that is too large, or an empty text."""
@@ -476,14 +486,14 @@ class TaskRunner:
 
     async def _fail(self, id: str, why: str) -> None:
         def edit(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
-            _fail(record, why, self._limits.task_kept_seconds)
+            record.fail(why, kept_seconds=self._kept)
             return True
 
-        await self._settle(id, await self._records.change(id, edit))
+        await self.settle(id, await self._records.change(id, edit))
 
-    async def _settle(self, id: str, record: TaskRecord | None) -> None:
+    async def settle(self, id: str, record: TaskRecord | None) -> None:
         """Forget what is not needed any more of a task that this worker need not run any more."""
         if record is not None and record.work == "over":
             if (run := self._runs.get(id)) is not None:
@@ -515,7 +525,7 @@ class TaskRunner:
         run.parked = size
 
         def edit(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
             run.write_progress(record)
             answered = [record.asked[key] for key in record.answers]
@@ -527,23 +537,23 @@ class TaskRunner:
                     record.ask(name, asked, encoded[name])
             record.state, record.deaths = state, 0
             if len(record.asked) > self._limits.asks_per_call:
-                _fail(record, self._report_endless(run), self._limits.task_kept_seconds)
+                record.fail(self._report_endless(run), kept_seconds=self._kept)
                 return True
             record.work = "asking" if len(missing) == len(questions) > 0 else "queued"
             return True
 
         record = await self._records.change(run.id, edit)
-        if record is not None and self._is_mine(record):
+        if record is not None and record.must_run_at(self.worker):
             # Without questions, the handler has only returned a state: it wants to run again after some time.
             self._later(0 if questions else record.poll, run.id, run.owner)
         else:
-            await self._settle(run.id, record)
+            await self.settle(run.id, record)
 
     async def hand_out(self, run: TaskRun, external: ExternalWork) -> None:
         """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
 
         def describe(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
             run.write_progress(record)
             self.describe_external(record, external)
@@ -553,15 +563,15 @@ class TaskRunner:
             await self.submit(run.id, external, run.expires - time.time())
 
         def edit(record: TaskRecord) -> bool:
-            if not self._is_mine(record):
+            if not record.must_run_at(self.worker):
                 return False
             record.work = "external"
             return True
 
         if _SUBMITTED not in run.round.journal.once:
             record = await self._records.change(run.id, describe)  # first, because the program can be very fast
-            if record is None or not self._is_mine(record):
-                await self._settle(run.id, record)
+            if record is None or not record.must_run_at(self.worker):
+                await self.settle(run.id, record)
                 return
         try:
             async with asyncio.timeout(max(run.expires - time.time(), 0)):
@@ -573,7 +583,7 @@ class TaskRunner:
                 result = run.call.seal(self.not_passed_on(run.call, error))
                 await self._finish(run, encode_result(run.call.id, result))
             return
-        await self._settle(run.id, await self._records.change(run.id, edit, is_told=False))
+        await self.settle(run.id, await self._records.change(run.id, edit, is_told=False))
 
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
@@ -630,10 +640,6 @@ class TaskRunner:
         rest = _decode_rest(message)
         self.shares.shrink(rest.id, rest.size, rest.seconds)
 
-    def _hear_left(self, _: bytes) -> None:
-        if self._look_now is not None:
-            self._look_now.set()
-
     def _check_all(self) -> None:
         """Look whether the running tasks are still ours, because a message about them may have been missed."""
         for id in list(self._runs):
@@ -641,105 +647,10 @@ class TaskRunner:
 
     async def _check(self, id: str) -> None:
         record = await self._records.read(id)
-        if record is None or not self._is_mine(record):
+        if record is None or not record.must_run_at(self.worker):
             self._stop_run(id, "cancelled" if record is not None and record.status == "cancelled" else "lost")
 
-    # Taking over and handing over.
-
-    def begin(self) -> None:
-        """Begin to look for tasks of dead workers. Called when this worker has joined the fleet."""
-        self.is_stopping = False
-        if not self._fleet.is_alone and self._looking is None:
-            self._look_now = asyncio.Event()
-            self._looking = asyncio.get_running_loop().create_task(self._look_again(self._look_now), name="weft-tasks")
-
-    async def _look_again(self, now: asyncio.Event) -> None:
-        while True:
-            try:
-                await self._look_after_own()
-                await self._take_over()
-            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                _seldom.warning("The tasks of other workers could not be looked at: %s", error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await now.wait()
-            now.clear()
-
-    async def _look_after_own(self) -> None:
-        """Start the tasks that are assigned to this worker, but did not run here at the last look either.
-
-        That can happen if the Backend failed in the moment of the assignment. At the first look, these are the tasks of
-        a server that was stopped and runs again in the same process, unless others have taken them. Others must find
-        this worker after its death, also if the Backend has lost data, or took it for dead.
-        """
-        if (left := self._listed_until - time.time()) > 0:
-            await self._records.list_worker(self.worker, ttl=left)
-        assigned = await self._records.assigned(self.worker)
-        idle = {id for id in assigned if not self._is_busy_with(id) and id not in self._begun}
-        for id in idle:
-            if self._idle is None or id in self._idle:
-                record = await self._records.read(id)
-                if record is not None and self._is_mine(record):
-                    self.start(id, record.owner)
-                elif self._idle is not None:
-                    await self._settle(id, record)
-        self._idle = idle
-
-    async def _take_over(self) -> None:
-        """Take over tasks of workers that have died, as many as there is room for."""
-        self._has_left_some = False
-        for worker in await self._records.workers():
-            if worker != self.worker and not await self._fleet.is_alive(worker):
-                await self._take_all(worker)
-
-    async def _take_all(self, dead: str) -> None:
-        """Take over the tasks of a dead worker. One that cannot be taken over keeps no other one waiting."""
-        ids = list(await self._records.assigned(dead))
-        if not ids:
-            await self._records.unlist_worker(dead)
-        random.shuffle(ids)  # so that several workers take different ones
-        for id in ids:
-            if self.is_stopping or await self._fleet.is_alive(dead):  # it was only cut off, and is back
-                return
-            try:
-                await self._take(id, dead)
-            except Exception as error:  # noqa: BLE001 - a Backend may raise anything
-                _seldom.warning("A task of a worker that has died could not be taken over yet: %s", error)
-
-    async def _take(self, id: str, dead: str) -> None:
-        """Take over one task of a dead worker, unless another worker is faster, or enough of its owner wait here."""
-        record = await self._records.read(id)
-        if record is not None and record.work in ("queued", "running") and record.runner == dead:
-            if self._places.waits(record.owner) >= self._limits.tasks_at_once:
-                self._has_left_some = True
-                return
-            last = await self._records.last_entry(id)
-            await self.assign(id, ttl=record.seconds_left)
-            record = await self._records.change(id, partial(self._note_taken, dead=dead, last=last), is_told=False)
-            if record is not None and self._is_mine(record):
-                log.info("task %s of %r is taken over from worker %s", id[:6], record.tool, dead)
-                self.start(id, record.owner)
-            else:
-                if record is not None and record.work == "over" and record.runner == self.worker:
-                    log.warning("task %s of %r has failed: %s", id[:6], record.tool, record.message)
-                    await self._records.tell(id)
-                await self._settle(id, record)
-        await self._records.unassign(id, dead)
-
-    def _note_taken(self, record: TaskRecord, *, dead: str, last: int) -> bool:
-        if record.work not in ("queued", "running") or record.runner != dead:
-            return False
-        if record.work == "running":
-            has_progress = last > record.last_entry
-            record.deaths = 1 if has_progress else record.deaths + 1
-        record.last_entry, record.runner, kept = last, self.worker, self._limits.task_kept_seconds
-        if record.work == "running" and not record.restarts:
-            _fail(record, "The worker that ran this task has died, and the task is not run again.", kept)
-        elif record.deaths > self._limits.task_restarts:
-            _fail(record, f"{record.deaths} workers in a row have died while they ran this task.", kept)
-        else:
-            record.work = "queued"
-        return True
+    # Handing over.
 
     async def hand_over(self) -> None:
         """Stop running tasks, because this worker stops. Functions of `ctx.once` may end first, for some seconds.
@@ -756,10 +667,8 @@ class TaskRunner:
         for delayed in self._delayed.values():
             delayed.cancel()
         self._places.clear()
-        self._delayed, self._again, self._idle = {}, {}, None
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        self._delayed, self._again = {}, {}
+        self.take_over.end()
         for run in self._runs.values():
             run.stopped = run.stopped or "stopping"  # so that no further `once` begins
         if self.hands_over:  # calls that could have become tasks become tasks now
@@ -827,13 +736,6 @@ def _flags(outcome: Raw) -> _Flags:
         return _read_flags(outcome)
     except msgspec.DecodeError:  # the result of an extension, with other fields of these names
         return _Flags()
-
-
-def _fail(record: TaskRecord, why: str, kept_seconds: float) -> None:
-    """Write into a record that the task has failed for a reason of the server."""
-    record.end("failed", kept_seconds=kept_seconds)
-    why = record.message = to_unicode(why)
-    record.error = Raw(msgspec.json.encode({"code": InternalError.code, "message": why}))
 
 
 def _request(method: str, params: Any) -> dict[str, Any]:
