@@ -25,7 +25,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,6 +167,22 @@ class _LoopClient(AsyncClient):
 
     _opening = "with"
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._iterations: weakref.WeakSet[AsyncGenerator[TaskState]] = weakref.WeakSet()  # those that have begun
+
+    async def next_state(self, states: AsyncGenerator[TaskState]) -> TaskState | None:
+        """Return the next state of an iteration over a task, or None at its end."""
+        self._iterations.add(states)
+        return await anext(states, None)
+
+    async def close(self) -> None:
+        """Close the iterations over tasks, whose parts the event loop would close in a wrong order; then close all."""
+        for states in list(self._iterations):
+            with suppress(RuntimeError):  # another thread waits for the next state
+                await states.aclose()
+        await super().close()
+
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
     """Return whether the server at `url` runs in `loop`. A blocking call from `loop` to such a server would never end.
@@ -226,7 +242,7 @@ class Client:
         print([tool.name for tool in client.list_tools()])
     """
 
-    _asynchronous: AsyncClient  # the async client that does the work, on the loop of `_thread`
+    _asynchronous: _LoopClient  # the async client that does the work, on the loop of `_thread`
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -372,7 +388,7 @@ class Client:
         return self._handle(self._asynchronous.task(*args, **kwargs))
 
     def _handle(self, handle: AsyncTaskHandle) -> TaskHandle:
-        return TaskHandle(handle, self._wait_for)
+        return TaskHandle(handle, self._wait_for, self._asynchronous.next_state)
 
     complete = _blocking(AsyncClient.complete)
     get_prompt = _blocking(AsyncClient.get_prompt)
@@ -436,7 +452,7 @@ class Listening:
         self._unless_closed(self._listening.close())
 
     async def _next(self) -> Change | None:
-        return await _next_or_none(self._listening)
+        return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine and return its result. Return None if the coroutine fails because the client is closed."""
@@ -454,6 +470,7 @@ class TaskHandle:
 
     _handle: AsyncTaskHandle
     _wait_for: Callable[[Coroutine[Any, Any, Any]], Any]
+    _next_state: Callable[[AsyncGenerator[TaskState]], Coroutine[Any, Any, TaskState | None]]
 
     def __repr__(self) -> str:
         return repr(self._handle)
@@ -520,14 +537,12 @@ class TaskHandle:
         """Yield each change of the state, and answer the questions of the task. The last state is final."""
         states = aiter(self._handle)
         try:
-            while (state := self._wait_for(_next_or_none(states))) is not None:
+            while (state := self._wait_for(self._next_state(states))) is not None:
                 yield state
         finally:
-            self._wait_for(states.aclose())
-
-
-async def _next_or_none(iterator: AsyncIterator[R]) -> R | None:
-    return await anext(iterator, None)
+            # The client may be closed, or the iteration may still go on after Ctrl-C. Neither must hide another error.
+            with suppress(WeftError, RuntimeError):
+                self._wait_for(states.aclose())
 
 
 class TaskStore:

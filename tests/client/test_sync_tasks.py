@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from support import until
 from support.fakes import http_server
 from support.studio import Studio, studio_of
 from support.task_servers import SILENCE, TaskServer, done, form, state
-from weft import RequestTimeout, Server, TaskEnded
+from weft import ConnectionFailed, RequestTimeout, Server, TaskEnded
 from weft.client import PendingQuestions
 from weft.client.results import ToolCallFailed
 from weft.types.lifecycle import ProgressParams
@@ -172,6 +174,52 @@ def test_several_threads_follow_tasks_with_one_client(studio: Studio) -> None:
         handle = client.start_tool("sign")
         waiting = [threads.submit(handle.result) for _ in range(4)]  # all for the same
         assert {done.result().text for done in waiting} == {"0 signed by Who signs 0?"}
+
+
+# --- the end of an iteration
+
+
+def test_an_iteration_ends_with_the_error_of_a_client_that_was_closed() -> None:
+    server = TaskServer()
+    server.on["tasks/get"] = lambda _: SILENCE
+    client = weft.sync.Client(server)
+    client.connect()
+
+    def follow() -> None:
+        for _ in client.start_tool("t"):
+            pass
+
+    with ThreadPoolExecutor(1) as threads:
+        following = threads.submit(follow)
+        until(lambda: server.calls("tasks/get"))
+        client.close()
+        with pytest.raises(ConnectionFailed):
+            following.result(30)
+
+
+def test_an_iteration_of_a_closed_client_does_not_hide_an_error() -> None:
+    with weft.sync.Client(TaskServer()) as client:
+        states: Any = iter(client.start_tool("t"))
+        next(states)
+    with pytest.raises(ZeroDivisionError):
+        states.throw(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("is_closed_first", [True, False])
+def test_an_iteration_that_is_left_open_complains_of_nothing(
+    is_closed_first: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    complaints: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    with weft.sync.Client(TaskServer()) as client, caplog.at_level(logging.WARNING):
+        states = iter(client.start_tool("t"))
+        assert next(states).status == "working"
+        if is_closed_first:
+            client.close()
+        del states
+        gc.collect()
+    assert complaints == []
+    assert caplog.records == []  # of asyncio, which closes what the client has left open
 
 
 # --- Ctrl-C
