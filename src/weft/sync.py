@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -83,6 +84,7 @@ class _LoopThread:
         self._stop = asyncio.Event()  # set when the loop is to end
         self._lock = threading.Lock()  # prevents that a coroutine is given to a loop that has ended
         self.is_over = False  # the loop has ended
+        self._pid = os.getpid()  # a forked process does not have the thread
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
         self._thread.start()
 
@@ -104,7 +106,7 @@ class _LoopThread:
         future: Future[R] | None = None
         try:
             with self._lock:
-                if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
+                if self._is_gone:
                     work.close()
                     raise UsageError(f"The {self._owner} is closed, or its process was forked; make a new one.")
                 future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -130,17 +132,23 @@ class _LoopThread:
         If this is called in the loop's own thread, for example by a finalizer, it does not wait.
         """
         with self._lock:
-            if self.is_over or not self._thread.is_alive():
+            if self._is_gone:
                 return
             self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_SECONDS)
+
+    @property
+    def _is_gone(self) -> bool:
+        # Not `is_alive`: if Ctrl-C interrupts it, CPython 3.11 and 3.12 regard the thread as ended from then on.
+        return self.is_over or os.getpid() != self._pid
 
     def _main(self) -> None:
         try:  # not with asyncio.Runner, because it waits for threads of the loop that hang
             self._loop.run_until_complete(self._wait())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
+            self.is_over = True
             self._loop.close()
 
     async def _wait(self) -> None:
