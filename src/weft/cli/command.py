@@ -302,7 +302,8 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
     # WEFT_TOKEN is sent only to a URL that the user typed, so that a configuration file cannot steal the token.
     stored = os.environ.get("WEFT_TOKEN") if target is None else None
     token = None if is_command or is_authorized else parsed.token or stored or None
-    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers)
+    words = [*(("--stdio",) if parsed.stdio else ()), *(("--config", parsed.config) if target else ()), parsed.server]
+    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers, words=words)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
