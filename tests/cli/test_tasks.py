@@ -84,6 +84,15 @@ def test_call_shows_the_messages_of_a_task_and_prints_the_result(studio: Studio)
         assert ended(command)[:2] == (0, "painted a\n")
 
 
+def test_call_shows_the_last_message_although_the_task_ends_at_once(studio: Studio) -> None:
+    studio.opened["at once"].set()
+    called = run_weft("call", studio.url, "paint", '{"name": "at once"}')
+    assert (called.returncode, called.stdout) == (0, "painted at once\n")
+    if studio.era == "stateless":  # in the other era, the result is there before the message is asked for
+        assert called.stderr.startswith("mixing at once")
+        assert called.stderr.count("mixing at once") == 1
+
+
 @NO_SIGINT
 def test_ctrl_c_cancels_the_task_of_a_call(studio: Studio) -> None:
     with started("call", studio.url, "paint", '{"name": "b"}', until_said="mixing b") as command:
@@ -102,6 +111,18 @@ def test_a_call_that_takes_too_long_cancels_its_task(studio: Studio) -> None:
         "weft: The task sent no message for 3 s. If it needs longer, raise --timeout, or leave it out.",
     ]
     until(lambda: "c" in studio.cancelled, 10)
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("spill", "The paint is on the floor.\nMop it up.\n"),
+        ("close", "weft: {url} refused tools/call: The studio is closed. (1001)\n"),
+    ],
+)
+def test_the_error_of_a_task_is_said_once(studio: Studio, tool: str, said: str) -> None:
+    called = run_weft("call", studio.url, tool)
+    assert (called.returncode, called.stdout, called.stderr) == (1, "", said.format(url=studio.url))
 
 
 def test_call_in_the_background_of_a_tool_that_answers_at_once(studio: Studio) -> None:
@@ -190,6 +211,7 @@ def test_a_task_is_cancelled(studio: Studio) -> None:
         assert (cancelled.returncode, cancelled.stdout, cancelled.stderr) == (0, "", "The task was cancelled.\n")
         code, printed, said = ended(waiting)
         assert (code, printed, said.splitlines()[-1]) == (1, "", "weft: The task was cancelled.")
+        assert said.count("The task was cancelled.") == 1
     until(lambda: "e" in studio.cancelled, 10)
     assert run_weft("task", studio.url, id, "--status").stdout.startswith("cancelled")
 

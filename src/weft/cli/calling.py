@@ -38,6 +38,7 @@ from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import FINAL
 
 _TIMEOUT = 60.0  # seconds for a request, if --timeout is not given
+_HOLD_SECONDS = 0.5  # until a message of a task is printed: the error at the end of the task may repeat it
 _SUBCOMMANDS = {
     "prompts/get": "prompt",
     "resources/read": "read",
@@ -179,13 +180,21 @@ class RemoteServer:
 
     async def _follow(self, handle: TaskHandle) -> ToolResult:
         """Wait for the result of a task, and show its messages."""
+        messages, error = _TaskMessages(), ""
         try:
-            return await handle.result(progress=_show_progress, timeout=self._patience)
+            result = await handle.result(progress=messages.show, timeout=self._patience)
+            error = result.text if result.is_error else ""
         except errors.RequestTimeout as late:
             if self._patience is None:
                 raise TaskTimeout(str(late)) from None
             why = f"The task sent no message for {self._patience:g} s."
             raise TaskTimeout(f"{why} If it needs longer, raise --timeout, or leave it out.") from None
+        except errors.WeftError as failure:
+            error = str(failure)
+            raise
+        finally:
+            messages.end(error)
+        return result
 
     def _show_where(self, fate: str, id: str) -> None:
         """Tell the user what has become of a task, and with which command to wait for it."""
@@ -312,9 +321,32 @@ def _show_notification(method: str, params: Any) -> None:
         show_line(f"{method}: {_json(params)}", sys.stderr)
 
 
-def _show_progress(update: ProgressParams) -> None:
-    numbers = f"{update.progress:g}" if update.total is None else f"{update.progress:g}/{update.total:g}"
-    show_line(update.message or numbers, sys.stderr)
+class _TaskMessages:
+    """Prints the messages of a task on stderr, except the last one if the error of the task repeats it."""
+
+    def __init__(self) -> None:
+        self._held: str | None = None  # the newest message, until it is printed
+        self._printing: asyncio.TimerHandle | None = None  # prints that message
+
+    def show(self, update: ProgressParams) -> None:
+        """Print a message after a short time, and the one before at once."""
+        self._print()
+        numbers = f"{update.progress:g}" if update.total is None else f"{update.progress:g}/{update.total:g}"
+        self._held = update.message or numbers
+        self._printing = asyncio.get_running_loop().call_later(_HOLD_SECONDS, self._print)
+
+    def end(self, error: str) -> None:
+        """Print the last message, unless it is a part of the error with which the task has ended."""
+        if self._held is not None and self._held in error:
+            self._held = None
+        self._print()
+
+    def _print(self) -> None:
+        if self._printing is not None:
+            self._printing.cancel()
+        if self._held is not None:
+            show_line(self._held, sys.stderr)
+            self._held = None
 
 
 async def _cancel(handle: TaskHandle) -> str:
