@@ -6,8 +6,8 @@
         print(client.call_tool("book", {"flight": "LX38"}).text)
 
 `weft.sync.Client` has all methods of `weft.Client`, under the same names. Each method waits for its result. Use it in
-scripts, in a REPL or in a notebook. Several threads can use a client at the same time. Ctrl-C interrupts a call. If a
-client is not closed, it is closed when the program ends.
+scripts, in a REPL or in a notebook. Several threads can use a client at the same time. Ctrl-C interrupts a call, and
+cancels its task if it has become one. If a client is not closed, it is closed when the program ends.
 
 Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
 run in other threads, and may call the client. Functions for progress and log messages run in the client's thread, and
@@ -22,10 +22,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from weft.client.client import Client as AsyncClient
 from weft.client.joining import joined_name
 from weft.client.results import PendingQuestions
 from weft.errors import ConnectionFailed, UsageError, WeftError
-from weft.limits import DEFAULT_LIMITS, Limits
+from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, Limits
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
@@ -70,18 +71,28 @@ _END_SECONDS = 15.0  # how long to wait until the client is closed and its threa
 class _LoopThread:
     """An event loop that runs in a daemon thread."""
 
-    def __init__(self, last: Callable[[], Coroutine[Any, Any, None]], owner: str = "client") -> None:
+    def __init__(
+        self,
+        last: Callable[[], Coroutine[Any, Any, None]],
+        owner: str = "client",
+        close_seconds: float = DEFAULT_CLIENT_LIMITS.close_seconds,
+    ) -> None:
         self._last = last  # called and awaited before the loop ends
         self._owner = owner  # whose thread this is, for messages
+        self._close_seconds = close_seconds  # how long Ctrl-C waits for the end of the coroutine that it has cancelled
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()  # set when the loop is to end
         self._lock = threading.Lock()  # prevents that a coroutine is given to a loop that has ended
         self.is_over = False  # the loop has ended
+        self._pid = os.getpid()  # a forked process does not have the thread
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the loop, and wait for its result. Ctrl-C cancels the coroutine.
+        """Run a coroutine on the loop, and wait for its result.
+
+        Ctrl-C cancels the coroutine and waits for its end, because it may have to cancel a task at the server. A second
+        Ctrl-C does not wait.
 
         Raises UsageError if this is called in the loop's thread, or if the loop has ended. Raises ConnectionFailed if
         the loop ends before the coroutine does.
@@ -92,18 +103,28 @@ class _LoopThread:
                 f"The {self._owner} cannot be called in its own thread, where progress and log functions run; use "
                 "another one."
             )
-        with self._lock:
-            if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
-                work.close()
-                raise UsageError(f"The {self._owner} is closed, or its process was forked; make a new one.")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[R] | None = None
         try:
+            with self._lock:
+                if self._is_gone:
+                    work.close()
+                    raise UsageError(f"The {self._owner} is closed, or its process was forked; make a new one.")
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
             return _result(future)
         except CancelledError:
             raise ConnectionFailed(f"The {self._owner} was closed meanwhile.") from None
         except BaseException:
-            future.cancel()
+            if future is not None and not future.done():  # Ctrl-C, or an exception of another signal handler
+                with suppress(RuntimeError):  # the loop has just been closed
+                    self._loop.call_soon_threadsafe(self._cancel, work)
+                wait([future], self._close_seconds)
             raise
+
+    def _cancel(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Cancel a coroutine that runs on the loop. Its future is done when the coroutine has ended, not before."""
+        for task in asyncio.all_tasks(self._loop):
+            if task.get_coro() is work:
+                task.cancel()
 
     def end(self) -> None:
         """End the loop, and wait until its thread has ended.
@@ -111,17 +132,23 @@ class _LoopThread:
         If this is called in the loop's own thread, for example by a finalizer, it does not wait.
         """
         with self._lock:
-            if self.is_over or not self._thread.is_alive():
+            if self._is_gone:
                 return
             self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_SECONDS)
+
+    @property
+    def _is_gone(self) -> bool:
+        # Not `is_alive`: if Ctrl-C interrupts it, CPython 3.11 and 3.12 regard the thread as ended from then on.
+        return self.is_over or os.getpid() != self._pid
 
     def _main(self) -> None:
         try:  # not with asyncio.Runner, because it waits for threads of the loop that hang
             self._loop.run_until_complete(self._wait())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
+            self.is_over = True
             self._loop.close()
 
     async def _wait(self) -> None:
@@ -147,6 +174,22 @@ class _LoopClient(AsyncClient):
     """The async client that does the work of a `weft.sync.Client`."""
 
     _opening = "with"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._iterations: weakref.WeakSet[AsyncGenerator[TaskState]] = weakref.WeakSet()  # those that have begun
+
+    async def next_state(self, states: AsyncGenerator[TaskState]) -> TaskState | None:
+        """Return the next state of an iteration over a task, or None at its end."""
+        self._iterations.add(states)
+        return await anext(states, None)
+
+    async def close(self) -> None:
+        """Close the iterations over tasks, whose parts the event loop would close in a wrong order; then close all."""
+        for states in list(self._iterations):
+            with suppress(RuntimeError):  # another thread waits for the next state
+                await states.aclose()
+        await super().close()
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
@@ -207,12 +250,13 @@ class Client:
         print([tool.name for tool in client.list_tools()])
     """
 
-    _asynchronous: AsyncClient  # the async client that does the work, on the loop of `_thread`
+    _asynchronous: _LoopClient  # the async client that does the work, on the loop of `_thread`
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._asynchronous = behind = _LoopClient(*args, **kwargs)
         self._url = behind._url  # pyright: ignore[reportPrivateUsage] - a class of this module
+        self._close_seconds = behind._limits.close_seconds  # pyright: ignore[reportPrivateUsage] - the same
         # The last running event loop that was found not to serve the URL, so that it may be blocked.
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._thread: _LoopThread | None = None  # started by the first call
@@ -228,7 +272,7 @@ class Client:
             raise
         with self._starting:
             if self._thread is None:
-                self._thread = _LoopThread(self._asynchronous.close)
+                self._thread = _LoopThread(self._asynchronous.close, close_seconds=self._close_seconds)
                 self._finalizer = weakref.finalize(self, self._thread.end)
         return self._thread.run(work)
 
@@ -335,7 +379,7 @@ class Client:
             return _call_tool(self, *args, **kwargs)
         except PendingQuestions as asked:
             if asked.task is not None:
-                asked.task = TaskHandle(asked.task, self._wait_for)
+                asked.task = self._handle(asked.task)
             raise
 
     @_like(AsyncClient.start_tool)
@@ -344,12 +388,15 @@ class Client:
 
         See `weft.Client.start_tool`.
         """
-        return TaskHandle(_start_tool(self, *args, **kwargs), self._wait_for)
+        return self._handle(_start_tool(self, *args, **kwargs))
 
     @_like(AsyncClient.task)
     def task(self, *args: Any, **kwargs: Any) -> TaskHandle:
         """Return a handle for a task that was started before, perhaps by another process. Sends nothing."""
-        return TaskHandle(self._asynchronous.task(*args, **kwargs), self._wait_for)
+        return self._handle(self._asynchronous.task(*args, **kwargs))
+
+    def _handle(self, handle: AsyncTaskHandle) -> TaskHandle:
+        return TaskHandle(handle, self._wait_for, self._asynchronous.next_state)
 
     complete = _blocking(AsyncClient.complete)
     get_prompt = _blocking(AsyncClient.get_prompt)
@@ -413,7 +460,7 @@ class Listening:
         self._unless_closed(self._listening.close())
 
     async def _next(self) -> Change | None:
-        return await _next_or_none(self._listening)
+        return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine and return its result. Return None if the coroutine fails because the client is closed."""
@@ -431,6 +478,7 @@ class TaskHandle:
 
     _handle: AsyncTaskHandle
     _wait_for: Callable[[Coroutine[Any, Any, Any]], Any]
+    _next_state: Callable[[AsyncGenerator[TaskState]], Coroutine[Any, Any, TaskState | None]]
 
     def __repr__(self) -> str:
         return repr(self._handle)
@@ -497,14 +545,12 @@ class TaskHandle:
         """Yield each change of the state, and answer the questions of the task. The last state is final."""
         states = aiter(self._handle)
         try:
-            while (state := self._wait_for(_next_or_none(states))) is not None:
+            while (state := self._wait_for(self._next_state(states))) is not None:
                 yield state
         finally:
-            self._wait_for(states.aclose())
-
-
-async def _next_or_none(iterator: AsyncIterator[R]) -> R | None:
-    return await anext(iterator, None)
+            # The client may be closed, or the iteration may still go on after Ctrl-C. Neither must hide another error.
+            with suppress(WeftError, RuntimeError):
+                self._wait_for(states.aclose())
 
 
 class TaskStore:

@@ -363,6 +363,17 @@ def test_ctrl_c_interrupts_a_call_and_the_client_lives_on(tmp_path, command):
     assert not is_running(pid)
 
 
+def test_the_client_does_not_ask_its_thread_whether_it_lives(command, monkeypatch):
+    """If Ctrl-C interrupts `Thread.is_alive`, CPython 3.11 and 3.12 say from then on that the thread has ended."""
+    with weft.sync.Client(command) as client:
+        monkeypatch.setattr(threading.Thread, "is_alive", lambda _: False)
+        assert client.call_tool("add", {"a": 1, "b": 2}).text == "3"
+        pid = client.transport.pid
+    monkeypatch.undo()
+    assert not is_running(pid)
+    assert threads() == []
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_forked_process_is_told(tmp_path, command):
     code = """

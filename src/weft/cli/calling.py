@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,18 +29,21 @@ from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
-from weft.client.requests.tasks import TaskHandle
+from weft.client.requests.tasks import TaskHandle, must_cancel
 from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
 from weft.types.lifecycle import ProgressParams
+from weft.types.tasks import FINAL
 
 _TIMEOUT = 60.0  # seconds for a request, if --timeout is not given
+_HOLD_SECONDS = 0.5  # until a message of a task is printed: the error at the end of the task may repeat it
 _SUBCOMMANDS = {
     "prompts/get": "prompt",
     "resources/read": "read",
     "tasks/get": "task",
+    "tasks/cancel": "task",
 }  # subcommand of `weft` by method; default: call
 
 _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # capability: argument of `Client`
@@ -50,12 +53,17 @@ class CallFailed(errors.WeftError):
     """Raised if the server cannot be reached, if it refuses the request, or if the user does not give permission."""
 
 
+class TaskTimeout(errors.RequestTimeout):
+    """Raised if a task sends no message for as long as --timeout says."""
+
+
 class RemoteServer:
     """A server to which the `weft` command sends requests. It is given by a URL, a command or a configuration entry.
 
     `run`, `request`, `call_tool`, `follow` and `get_prompt` each open a new connection and close it. `timeout` is how
     long a request may take (default: 60 seconds), and how long a task may take without a message (default: no limit).
-    The constructor raises UsageError if the server or an option is invalid.
+    `words` name the server on a command line of `weft`; they are shown to the user (default: its URL or command). The
+    constructor raises UsageError if the server or an option is invalid.
     """
 
     def __init__(
@@ -65,9 +73,11 @@ class RemoteServer:
         *,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
+        words: Sequence[str] = (),
     ) -> None:
         self._server = server
         self.where = server if isinstance(server, str) else server.where  # the server's name in messages
+        self._words = words or (self.where,)
         self._timeout = _TIMEOUT if timeout is None else timeout
         self._patience = timeout  # for tasks
         self._token = token
@@ -91,6 +101,11 @@ class RemoteServer:
             manual_input=True,
         )
 
+    @property
+    def is_child(self) -> bool:
+        """Whether the server is a child process, which ends with the connection."""
+        return isinstance(parse_target(self._server), Command)
+
     def call_tool(self, tool: str, arguments: dict[str, Any], *, in_background: bool = False) -> dict[str, Any] | str:
         """Call a tool and return its result. If the call becomes a task, wait for it, and show its messages.
 
@@ -100,40 +115,90 @@ class RemoteServer:
         async def call(client: Client) -> Any:
             async with asyncio.timeout(self._timeout):
                 handle = await client.start_tool(tool, arguments)
-            if in_background and handle.id is not None:
-                return handle.id
-            try:
-                return await self._follow(handle)
-            except (PendingQuestions, asyncio.CancelledError):  # nobody can answer it, or the user pressed Ctrl-C
-                with suppress(errors.WeftError, TimeoutError):
-                    async with asyncio.timeout(self._limits.close_seconds):
-                        await handle.cancel()
-                raise
+            if handle.id is None or not in_background:
+                return await self._result_of_call(handle)
+            return handle.id
 
         outcome: dict[str, Any] | str = self.run("tools/call", call, can_take_long=True)
         return outcome
 
+    async def _result_of_call(self, handle: TaskHandle) -> ToolResult:
+        """Return the result of a call. If nobody waits for its task any more, cancel the task, and tell the user."""
+        try:
+            return await self._follow(handle)
+        except BaseException as error:
+            if handle.id is not None and (must_cancel(error) or isinstance(error, PendingQuestions)):
+                await self._abandon(handle, handle.id)
+            elif handle.id is not None and isinstance(error, errors.ConnectionFailed) and not self.is_child:
+                self._show_where("The task may go on", handle.id)
+            raise
+
+    async def _abandon(self, handle: TaskHandle, id: str) -> None:
+        """Cancel a task within a short time, and tell the user what has become of it."""
+        fate = None
+        try:
+            with suppress(errors.WeftError, TimeoutError):
+                async with asyncio.timeout(self._limits.close_seconds):
+                    fate = await _cancel(handle)
+        finally:  # also if Ctrl-C was pressed again
+            if fate is None:
+                self._show_where("The task may go on", id)
+            else:
+                show_line(fate, sys.stderr)
+
     def follow(self, id: str) -> dict[str, Any]:
-        """Wait for a task, show its messages, and return its result."""
-        result: dict[str, Any] = self.run("tasks/get", lambda client: self._follow(client.task(id)), can_take_long=True)
+        """Wait for a task, show its messages, and return its result. If that fails, tell the user that it goes on."""
+
+        async def follow(client: Client) -> ToolResult:
+            try:
+                return await self._follow(client.task(id))
+            except (asyncio.CancelledError, TaskTimeout, PendingQuestions):
+                self._show_where("The task goes on", id)
+                raise
+            except errors.ConnectionFailed:
+                self._show_where("The task may go on", id)
+                raise
+
+        result: dict[str, Any] = self.run("tasks/get", follow, can_take_long=True)
         return result
 
-    def task_status(self, id: str) -> dict[str, Any]:
-        """Return the present state of a task."""
+    def task_status(self, id: str) -> tuple[str, list[str]]:
+        """Return the present state of a task as a line, and its unanswered questions, each as a line."""
 
-        async def read(client: Client) -> dict[str, Any]:
+        async def read(client: Client) -> tuple[str, list[str]]:
             state = await client.task(id).status()
-            return {"status": state.status, "message": state.message or ""}
+            line = f"{state.status}: {state.message}" if state.message else state.status
+            return line, [_question(raw) for raw in state.questions.values()]
 
-        found: dict[str, Any] = self.run("tasks/get", read)
-        return found
+        line, questions = self.run("tasks/get", read)
+        return line, questions
 
-    def cancel(self, id: str) -> None:
-        """Cancel a task."""
-        self.run("tasks/cancel", lambda client: client.task(id).cancel())
+    def cancel(self, id: str) -> str:
+        """Cancel a task, and return a sentence that says what has become of it."""
+        fate: str = self.run("tasks/cancel", lambda client: _cancel(client.task(id)))
+        return fate
 
     async def _follow(self, handle: TaskHandle) -> ToolResult:
-        return await handle.result(progress=_show_progress, timeout=self._patience)
+        """Wait for the result of a task, and show its messages."""
+        messages, error = _TaskMessages(), ""
+        try:
+            result = await handle.result(progress=messages.show, timeout=self._patience)
+            error = result.text if result.is_error else ""
+        except errors.RequestTimeout as late:
+            if self._patience is None:
+                raise TaskTimeout(str(late)) from None
+            why = f"The task sent no message for {self._patience:g} s."
+            raise TaskTimeout(f"{why} If it needs longer, raise --timeout, or leave it out.") from None
+        except errors.WeftError as failure:
+            error = str(failure)
+            raise
+        finally:
+            messages.end(error)
+        return result
+
+    def _show_where(self, fate: str, id: str) -> None:
+        """Tell the user what has become of a task, and with which command to wait for it."""
+        show_line(f"{fate}: {shlex.join(['weft', 'task', *self._words, id])}", sys.stderr)
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Get a prompt and return the result with its messages."""
@@ -193,6 +258,8 @@ class RemoteServer:
     def failure(self, error: errors.WeftError | TimeoutError) -> CallFailed:
         """Convert an exception of the client to a CallFailed with a message for the user."""
         match error:
+            case TaskTimeout():
+                text = str(error)
             case errors.RequestTimeout() | TimeoutError():
                 text = f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
             case errors.RemoteError():
@@ -254,9 +321,56 @@ def _show_notification(method: str, params: Any) -> None:
         show_line(f"{method}: {_json(params)}", sys.stderr)
 
 
-def _show_progress(update: ProgressParams) -> None:
-    numbers = f"{update.progress:g}" if update.total is None else f"{update.progress:g}/{update.total:g}"
-    show_line(update.message or numbers, sys.stderr)
+class _TaskMessages:
+    """Prints the messages of a task on stderr, except the last one if the error of the task repeats it."""
+
+    def __init__(self) -> None:
+        self._held: str | None = None  # the newest message, until it is printed
+        self._printing: asyncio.TimerHandle | None = None  # prints that message
+
+    def show(self, update: ProgressParams) -> None:
+        """Print a message after a short time, and the one before at once."""
+        self._print()
+        numbers = f"{update.progress:g}" if update.total is None else f"{update.progress:g}/{update.total:g}"
+        self._held = update.message or numbers
+        self._printing = asyncio.get_running_loop().call_later(_HOLD_SECONDS, self._print)
+
+    def end(self, error: str) -> None:
+        """Print the last message, unless it is a part of the error with which the task has ended."""
+        if self._held is not None and self._held in error:
+            self._held = None
+        self._print()
+
+    def _print(self) -> None:
+        if self._printing is not None:
+            self._printing.cancel()
+        if self._held is not None:
+            show_line(self._held, sys.stderr)
+            self._held = None
+
+
+async def _cancel(handle: TaskHandle) -> str:
+    """Cancel a task, and return a sentence that says what has become of it."""
+    await handle.cancel()
+    status = "working"
+    with suppress(errors.WeftError):  # the task is cancelled, although its state cannot be read now
+        try:
+            status = (await handle.status()).status
+        except errors.TaskEnded:  # the server has deleted it
+            status = "cancelled"
+    if status == "cancelled":
+        return "The task was cancelled."
+    return f"The task had ended already: {status}." if status in FINAL else "The server was asked to cancel the task."
+
+
+def _question(raw: msgspec.Raw) -> str:
+    """Return the text of a question to the user as one line; its method, if it has no text."""
+    question: dict[str, Any] = {}
+    with suppress(msgspec.DecodeError, RecursionError):
+        question = _object(msgspec.json.decode(raw))
+    params = _object(question.get("params"))
+    parts = [str(params[key]) for key in ("message", "url") if params.get(key)]
+    return " ".join(parts) or str(question.get("method"))
 
 
 def _show_stderr(line: str) -> None:
@@ -343,6 +457,12 @@ def call(peer: RemoteServer, parsed: Namespace) -> int:
     outcome = peer.call_tool(parsed.tool, _read_arguments(parsed.arguments), in_background=parsed.background)
     if isinstance(outcome, str):
         show_line(outcome)
+        if peer.is_child:
+            show_line(
+                "The server has ended with this command, and the task with it, unless the server keeps its tasks "
+                "elsewhere, such as in Redis.",
+                sys.stderr,
+            )
         return 0
     if parsed.background:
         show_line("The server has answered without a task.", sys.stderr)
@@ -352,11 +472,13 @@ def call(peer: RemoteServer, parsed: Namespace) -> int:
 def task(peer: RemoteServer, parsed: Namespace) -> int:
     """Wait for a task and print its result; or print its state, or cancel it. Return 1 if the result is an error."""
     if parsed.cancel:
-        peer.cancel(parsed.id)
+        show_line(peer.cancel(parsed.id), sys.stderr)
         return 0
     if parsed.status:
-        state = peer.task_status(parsed.id)
-        show_line(f"{state['status']}: {state['message']}" if state["message"] else state["status"])
+        line, questions = peer.task_status(parsed.id)
+        show_line(line)
+        for question in questions:
+            show_line(f"  asks: {question}")
         return 0
     return _show_result(peer.follow(parsed.id))
 

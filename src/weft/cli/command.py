@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -28,6 +29,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")
 AUDIENCES = ("private", "public", "off")
 MOST_PORT = 65535
+_ID = re.compile(r"-[^-\s]\S+|--[^\s=]{8,}")  # the id of a task that begins with `-`; no option of `weft task` fits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return 0
-    own, its = _split(given)
+    own, its = _split(_with_id(given))
     parsed, rest = parser.parse_known_args(own)
     if rest:
         print(f"weft: {_unknown(own, rest)}", file=sys.stderr)
@@ -69,6 +71,14 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
         return given, []
     end = given.index("--")
     return given[:end], given[end + 1 :]
+
+
+def _with_id(given: list[str]) -> list[str]:
+    """Put an id that begins with `-` after `--` on the command line of `weft task`, so that it is not an option."""
+    ids = [word for word in given if _ID.fullmatch(word)]
+    if given[0] != "task" or "--" in given or not ids:
+        return given
+    return [*(word for word in given if word != ids[0]), "--", ids[0]]
 
 
 def _unknown(own: list[str], rest: list[str]) -> str:
@@ -292,7 +302,8 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
     # WEFT_TOKEN is sent only to a URL that the user typed, so that a configuration file cannot steal the token.
     stored = os.environ.get("WEFT_TOKEN") if target is None else None
     token = None if is_command or is_authorized else parsed.token or stored or None
-    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers)
+    words = [*(("--stdio",) if parsed.stdio else ()), *(("--config", parsed.config) if target else ()), parsed.server]
+    return RemoteServer(target or parsed.server, parsed.timeout, token=token, headers=headers, words=words)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
