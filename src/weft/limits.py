@@ -82,7 +82,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 20_000  # that a process has created and that have not expired; a caller may have half of the rest
     tasks_per_peer: int = 2_000  # of one principal or address that have not expired, at all workers
     tasks_at_once: int = 100  # whose handlers run in the process; further ones wait
-    task_threads: int = 40  # sync handlers of tasks running at the same time
+    task_threads: int = 100  # sync handlers of tasks running at the same time
     task_seconds: float = 86_400.0  # the longest time to live
     task_kept_seconds: float = 60.0  # how long a task that has ended can be read at least
     task_steps: int = 10_000  # calls of `ctx.once` in one task

@@ -183,6 +183,77 @@ async def test_plain_functions_that_may_become_tasks_keep_no_other_call_waiting(
         assert {name.partition("_")[0] for name in hall.threads} == {"weft-task"}
 
 
+async def test_a_cancelled_plain_function_keeps_its_place_until_it_ends() -> None:
+    """It cannot be stopped. Else a caller could take all threads, by cancelling its tasks."""
+    server = Server("hall", limits=Limits(tasks_at_once=4, task_threads=4))
+    end, running = threading.Event(), threading.Semaphore(0)
+
+    @server.tool(task="optional")
+    def grind() -> str:
+        running.release()
+        end.wait(30)
+        return "ground"
+
+    ann, bob = task_client(server, "ann"), task_client(server, "bob")
+    try:
+        for _ in range(6):
+            id = await ann.start("grind")
+            await asyncio.sleep(0.02)
+            await ann.cancel(id)
+        await bob.start("grind")
+        for _ in range(3):  # two of ann's, one of bob's
+            assert await asyncio.to_thread(running.acquire, timeout=10)
+        assert not running.acquire(blocking=False)
+        runner = server.engine.tasks.runner
+        assert len(runner._places._taken) == 3
+    finally:
+        end.set()
+    await eventually(lambda: len(runner) == 0)
+    await leave(Hall(), ann, bob)
+    await server.stop()
+
+
+def test_a_kept_place_is_left_by_its_name() -> None:
+    places = Places(1)
+    begun: list[str] = []
+    places.take("a1", "a", lambda: begun.append("a1"))
+    name = places.keep("a1")
+    places.take("a1", "a", lambda: begun.append("again"))
+    assert begun == ["a1"]
+    places.leave("a1 ")
+    places.leave(name)
+    assert begun == ["a1", "again"]
+    places.leave(places.keep("unknown"))
+    places.leave("a1")
+    assert len(places) == 0
+
+
+async def test_a_function_of_once_that_waits_for_a_thread_never_begins_after_its_task_was_cancelled() -> None:
+    server = Server("hall", limits=Limits(task_threads=1))
+    end, begun = threading.Event(), list[str]()
+
+    def step(name: str) -> None:
+        begun.append(name)
+        end.wait(30)
+
+    @server.tool(task="optional")
+    async def walk(ctx: Context, name: str) -> str:
+        await ctx.once("step", step, name)
+        return name
+
+    async with serving(server) as client:
+        first = await client.start("walk", {"name": "first"})
+        await eventually(lambda: begun)
+        second = await client.start("walk", {"name": "second"})
+        await eventually(lambda: len(server.engine.tasks.runner._runs) == 2)
+        await asyncio.sleep(0.02)
+        await client.cancel(second)
+        await eventually(lambda: len(server.engine.tasks.runner) == 1)
+        end.set()
+        assert (await client.until(first))["status"] == "completed"
+        assert begun == ["first"]
+
+
 # No room in the server.
 
 

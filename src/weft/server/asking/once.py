@@ -86,7 +86,7 @@ class Once:
 
         async def make() -> bytes:
             self.began = True
-            value = await self._threads.call(fn, args, to_end=bool(self._logical))
+            value = await self._threads.call(fn, args, to_end=bool(self._logical) or self._keep is not None)
             with _explained(
                 f"ctx.once({key!r}) has called its function, but cannot keep the {_named(value.__class__)} that it "
                 "returned, so the next round would call it again."
@@ -147,7 +147,8 @@ async def _to_end(make: Callable[[], Awaitable[bytes]], keep: _Keep, *, can_stop
     """Call `make` and `keep` its result, in a task of its own, so that no result is lost if the caller is cancelled.
 
     If the caller is cancelled, `make` is cancelled too, and the caller waits for its end. But if `can_stop` is False,
-    `make` waits for a thread, which cannot be cancelled: then it goes on in the background.
+    `make` needs a thread. A function that runs in a thread cannot be cancelled: it goes on in the background. If it
+    still waits for a thread, it never begins.
     """
     task = asyncio.create_task(_outcome(make, keep))
     _under_way.add(task)
@@ -155,8 +156,8 @@ async def _to_end(make: Callable[[], Awaitable[bytes]], keep: _Keep, *, can_stop
     try:
         outcome = await asyncio.shield(task)
     except asyncio.CancelledError:
+        task.cancel()
         if can_stop:
-            task.cancel()
             await asyncio.wait([task])
         raise
     if isinstance(outcome, BaseException):

@@ -34,6 +34,7 @@ class Places:
         self._most = most
         self._taken: dict[str, str] = {}  # caller, by id of the task
         self._counts: dict[str, int] = {}  # places of each caller
+        self._kept = 0  # places that were kept so far
         self._queues: dict[str, dict[str, Begin]] = {}  # by caller; the one whose turn is next comes first
 
     @property
@@ -64,6 +65,17 @@ class Places:
         for queue in self._queues.values():
             queue.pop(id, None)
         self._fill()
+
+    def keep(self, id: str) -> str:
+        """Keep the place of a task that does not need it any more. Return the name by which it is left.
+
+        The task may get another place. Does nothing if it has none.
+        """
+        self._kept += 1
+        name = f"{id} {self._kept}"
+        if id in self._taken:
+            self._taken[name] = self._taken.pop(id)
+        return name
 
     def withdraw(self, id: str) -> None:
         """Let a task not wait for a place any longer. Does nothing if it has one."""

@@ -197,8 +197,10 @@ class TaskRunner:
         if self._running.get(id) is task:
             del self._running[id]
             run = self._runs.pop(id, None)
-            if run is not None and run.ending is not None:
-                run.ending.cancel()
+            if run is not None:
+                if run.ending is not None:
+                    run.ending.cancel()
+                run.threads.when_free(partial(self._places.leave, self._places.keep(id)))
         self._stopped_early.discard(id)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A task could not be run.", exc_info=error)

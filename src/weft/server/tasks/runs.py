@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -155,6 +158,46 @@ class TaskReply:
         """Do nothing: no message follows the answer."""
 
 
+class RunThreads(Threads):
+    """The threads of all tasks, as one run uses them: it knows whether one of its functions still runs.
+
+    A function in a thread cannot be stopped. So the task keeps its place until the function ends, also if the task was
+    cancelled: else a caller could take all threads, by cancelling its tasks.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._running = 0
+        self._free: Callable[[], object] | None = None  # called when no function runs any more
+
+    async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
+        """Call `fn(**kwargs)` in a thread: see `Threads.run`."""
+        counted: Callable[..., Any] = partial(self._counted, asyncio.get_running_loop(), fn)
+        return await self._threads.run(counted, kwargs, to_end=to_end)
+
+    def when_free(self, call: Callable[[], object]) -> None:
+        """Call a function as soon as no function of the run is in a thread."""
+        with self._lock:
+            if self._running:
+                self._free = call
+                return
+        call()
+
+    def _counted(self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], **kwargs: Any) -> Any:
+        with self._lock:
+            self._running += 1
+        try:
+            return fn(**kwargs)
+        finally:
+            with self._lock:
+                self._running -= 1
+                free = None if self._running else self._free
+            if free is not None:
+                with suppress(RuntimeError):  # the event loop is closed
+                    loop.call_soon_threadsafe(free)
+
+
 class TaskRoom(Protocol):
     """What runs of tasks share: the runner of this worker."""
 
@@ -172,7 +215,7 @@ class TaskRun:
         self.call = call
         self.owner = owner_of(call.peer)  # whose tasks and bytes are counted
         self.reply = reply
-        self.threads = runner.threads
+        self.threads = RunThreads(runner.threads)
         self.is_task = known is not None  # whether the task is stored; else the call may become one
         self.becoming: asyncio.Future[None] | None = None  # done when the call has become a task, or could not
         self.returned: ExternalWork | None = None  # what the handler has returned, if a program outside does the work
@@ -260,6 +303,9 @@ class TaskRun:
         later run must not find another one.
         """
         self.round.journal.once[key] = value  # at once: the call may become a task in this moment
+        await self._to_end(self._keep(key, value))
+
+    async def _keep(self, key: str, value: Raw) -> None:
         if self.becoming is not None:
             await asyncio.wait([self.becoming])
         if self.has_ended or self.stopped in ("cancelled", "expired", "lost"):  # the function was in a thread
@@ -278,7 +324,7 @@ class TaskRun:
             size, left = len(bytes(value)), max(self.expires - time.time(), 1.0)
             if not self._room.shares.take(self.id, self.owner, size, left):
                 raise Busy("The server has no room for more results of your tasks. Try again when some have expired.")
-            await self._to_end(self.append(JournalEntry("once", key, value)))
+            await self.append(JournalEntry("once", key, value))
 
     async def append(self, entry: JournalEntry) -> None:
         """Add an entry to the stored journal. If the Backend fails, try again until the task expires."""
