@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import urlsplit
 
-from weft.backends import Backend, open_backend
+from weft.backends import Backend, check_backend, open_backend
 from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
 from weft.client.joining import joined_name
@@ -568,6 +568,7 @@ class TaskStore:
         from weft.server.tasks.store import TaskStore as AsyncTaskStore  # clients do not need the code of servers
 
         opened = open_backend(backend, prefix=prefix) if isinstance(backend, str) else backend
+        check_backend(opened)
         if opened.is_local:
             raise UsageError(
                 "weft.sync.TaskStore cannot use the memory of a server, which belongs to the server's event loop. Use "

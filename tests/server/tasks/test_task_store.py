@@ -1,6 +1,7 @@
 """Programs outside of the server report on tasks: when they may, and what becomes of what they report."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -247,3 +248,67 @@ async def test_an_end_that_cannot_be_stored_is_raised_and_the_task_waits_on(end:
         assert (await client.get(id))["status"] == "working"
         assert await farm.store.complete(id, "done")
         await eventually(lambda: not farm.server.engine.tasks.runner._running)
+
+
+# Mistakes of programs.
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda store, task: store.fail(task, None), "fail(id, None) is not possible: give a text or an exception"),
+        (lambda store, task: store.fail(task, ToolError), "is not possible: give a text or an exception"),
+        (lambda store, task: store.complete(None, "x"), "This is not the id of a task"),
+        (lambda store, task: store.progress("", 1), "This is not the id of a task"),
+    ],
+)
+async def test_mistakes_of_programs_are_told(farm: Farm, mistake: Callable[..., Any], said: str) -> None:
+    async with serving(farm.server) as client:
+        farm.go.set()
+        id = await client.start("hand_over")
+        await farm.jobs.get()
+        with pytest.raises(UsageError, match=re.escape(said)):
+            await mistake(farm.store, id)
+        assert await farm.store.complete(id, "done")
+
+
+@pytest.mark.parametrize("backend", ["memory:", "memory://"])
+def test_a_memory_of_its_own_has_no_tasks(backend: str) -> None:
+    with pytest.raises(UsageError, match="is a memory of its own, in which there are no tasks"):
+        TaskStore(backend)
+
+
+def test_a_server_is_no_backend() -> None:
+    with pytest.raises(UsageError, match="which is not a backend"):
+        TaskStore(Server("farm"))  # type: ignore[arg-type] - a mistake
+
+
+@pytest.mark.parametrize("error", ["It is torn.", ToolError("It is torn.")])
+async def test_a_failure_is_shown_as_the_status_too(farm: Farm, error: str | ToolError) -> None:
+    async with serving(farm.server) as client:
+        farm.go.set()
+        id = await client.start("hand_over", {"progress": 1})
+        await farm.jobs.get()
+        assert await farm.store.fail(id, error)
+        state = await client.get(id)
+        assert (state["status"], state["statusMessage"]) == ("completed", "It is torn.")
+
+
+async def test_work_is_handed_over_when_the_backend_is_back(farm: Farm) -> None:
+    """The server of the task could not be noted at first."""
+    store: Any = farm.server.engine.whole_backend.store
+    put, failures = store.put, [ConnectionError("away"), ConnectionError("away")]
+
+    async def fail(key: str, *args: Any, **options: Any) -> Any:
+        if "task-server/" in key and failures:
+            raise failures.pop()
+        return await put(key, *args, **options)
+
+    store.put = fail
+    async with serving(farm.server) as client:
+        farm.go.set()
+        id = await client.start("hand_over")
+        assert await farm.jobs.get() == id
+        assert await farm.store.complete(id, "done")
+        assert (await client.until(id))["result"]["content"][0]["text"] == "done"
+    assert not failures

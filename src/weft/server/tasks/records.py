@@ -446,10 +446,11 @@ class _GuardedPart:
         self._part = part
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        return partial(_guarded, getattr(self._part, name))
+        return partial(guarded, getattr(self._part, name))
 
 
-async def _guarded(method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
+async def guarded(method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
+    """Call a method that uses a Backend. Raise BackendUnavailable whatever it raises."""
     try:
         return await method(*args, **options)
     except BackendUnavailable:

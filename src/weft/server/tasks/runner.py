@@ -37,7 +37,7 @@ from weft.server.features.tools import Tools, failure
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.runtime import Runtime
 from weft.server.tasks.places import Places
-from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest
+from weft.server.tasks.records import TaskRecord, TaskRecords, TaskRequest, guarded
 from weft.server.tasks.rounds import TaskJournal
 from weft.server.tasks.runs import MOST_MESSAGE, ExternalWork, Reason, TaskReply, TaskRun, surely, to_call
 from weft.server.tasks.store import publish_scope
@@ -562,7 +562,7 @@ class TaskRunner:
             return True
 
         async def submit() -> None:
-            await self.submit(run.id, external, run.expires - time.time())
+            await self.threads.call(external.submit, (run.id, *external.arguments))
 
         def edit(record: TaskRecord) -> bool:
             if not record.must_run_at(self.worker):
@@ -575,6 +575,7 @@ class TaskRunner:
             if record is None or not record.must_run_at(self.worker):
                 await self.settle(run.id, record)
                 return
+            await self._publish(run.id, run.expires - time.time())
         try:
             async with asyncio.timeout(max(run.expires - time.time(), 0)):
                 await run.round.once(_SUBMITTED, submit, (), None)
@@ -589,10 +590,14 @@ class TaskRunner:
 
     async def submit(self, id: str, external: ExternalWork, seconds: float) -> None:
         """Call the handler's function that passes on the work of a task."""
-        runtime = self._runtime
-        seconds = max(seconds, 1.0) + self._limits.task_kept_seconds  # the program can ask how the task has ended
-        await publish_scope(runtime.whole_backend, id, runtime.scope, ttl=seconds)
+        await self._publish(id, seconds)
         await self.threads.call(external.submit, (id, *external.arguments))
+
+    async def _publish(self, id: str, seconds: float) -> None:
+        """Store to which server a task belongs. Raises BackendUnavailable if that fails."""
+        runtime = self._runtime
+        seconds = max(seconds, 1.0) + self._kept  # the program can ask how the task has ended
+        await guarded(publish_scope, runtime.whole_backend, id, runtime.scope, ttl=seconds)
 
     def not_passed_on(self, call: Call, error: Exception) -> CallToolResult:
         """Return the result of a call whose work could not be passed on, because the handler's function has failed."""

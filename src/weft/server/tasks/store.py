@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, Self, TypeVar, overload
 import msgspec
 from msgspec import Raw
 
-from weft.backends import Backend, open_backend
+from weft.backends import Backend, check_backend, open_backend
 from weft.backends.scoped import ScopedBackend
 from weft.errors import ProtocolError, QuestionFailed, TaskEnded, ToolError, UsageError
 from weft.jsonrpc import to_unicode
@@ -29,9 +30,11 @@ from weft.server.tasks.records import AskedQuestion, TaskRecord, TaskRecords, is
 from weft.server.tasks.runs import MOST_MESSAGE, progress_text
 from weft.types.features import CallToolResult, TextContent
 from weft.types.interaction import CreateMessageResult, InputRequest
-from weft.types.tasks import TaskState
+from weft.types.tasks import SHOWN_OF_TASK_ID, TaskState
 
 __all__ = ["TaskStore"]
+
+log = logging.getLogger("weft.tasks")
 
 T = TypeVar("T")
 
@@ -54,7 +57,17 @@ class TaskStore:
     """
 
     def __init__(self, backend: str | Backend, *, prefix: str = "weft:", limits: Limits = DEFAULT_LIMITS) -> None:
-        self._backend = open_backend(backend, prefix=prefix) if isinstance(backend, str) else backend
+        if isinstance(backend, str):
+            self._backend = open_backend(backend, prefix=prefix)
+            if self._backend.is_local:
+                raise UsageError(
+                    f"TaskStore({backend!r}) is a memory of its own, in which there are no tasks. In the process of "
+                    "the server, write TaskStore(server.backend). In another one, give both a backend that processes "
+                    "share, such as redis://localhost:6379."
+                )
+        else:
+            check_backend(backend)
+            self._backend = backend
         self._limits = limits
 
     async def __aenter__(self) -> Self:
@@ -72,7 +85,9 @@ class TaskStore:
         """Return the state of a task whose work was handed over; None if there is no such task, or it has expired."""
         records = await self._records(id)
         record = await records.fill(await records.read(id))
-        return record if record is not None and record.is_handed_over else None
+        if record is None or not record.is_handed_over:
+            return None
+        return TaskState(**{name: getattr(record, name) for name in TaskState.__struct_fields__})
 
     async def progress(self, id: str, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Show progress to the client. Return False if the task is not waiting any more, so that the work can stop.
@@ -122,11 +137,13 @@ class TaskStore:
         """
         if isinstance(error, ProtocolError):
             return await self._end(id, error)
+        if not isinstance(error, str | Exception):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise UsageError(f"fail(id, {error!r}) is not possible: give a text or an exception.")
         if isinstance(error, Exception) and not isinstance(error, ToolError):
             error = f"The work failed: {type(error).__name__}."
-        return await self._end(id, failure(str(error)))
+        return await self._end(id, failure(str(error)), message=to_unicode(str(error))[:MOST_MESSAGE])
 
-    async def _end(self, id: str, outcome: CallToolResult | ProtocolError) -> bool:
+    async def _end(self, id: str, outcome: CallToolResult | ProtocolError, *, message: str | None = None) -> bool:
         encoded = Raw(_encode_error(outcome) if isinstance(outcome, ProtocolError) else msgspec.json.encode(outcome))
         most = self._limits.task_bytes
         if len(bytes(encoded)) > most:
@@ -142,7 +159,8 @@ class TaskStore:
                 record.error, record.message = encoded, to_unicode(str(outcome))[:MOST_MESSAGE]
             else:
                 record.end("completed", kept_seconds=kept)
-                record.result, record.is_error = encoded, outcome.is_error
+                record.result, record.is_error, record.message = encoded, outcome.is_error, message or record.message
+            log.info("task %s of %r has ended: %s", id[:SHOWN_OF_TASK_ID], record.tool, record.status)
             return True
 
         records = await self._records(id)
@@ -209,7 +227,7 @@ class TaskStore:
 
     async def _records(self, id: str) -> TaskRecords:
         """Return the records of the server to which a task belongs."""
-        if not is_task_id(id):
+        if not isinstance(id, str) or not is_task_id(id):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError(
                 "This is not the id of a task: it is the first argument of the function given to external."
             )
