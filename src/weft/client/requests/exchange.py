@@ -1,8 +1,8 @@
 """Send requests: with retries and rounds of questions, for lists with several pages, and for completions.
 
-In two cases a request is sent again, at most once. If the server no longer accepts the session or the protocol version,
-the request is sent again after a new negotiation. If an HTTP connection failed, the request is sent again if it only
-reads.
+In two cases a request is sent again, at most once in each. If the server no longer accepts the session or the protocol
+version, the request is sent again after a new negotiation. If an HTTP connection failed, the request is sent again if
+it only reads.
 
 Questions of the stateless era are answered in rounds. A server may refuse a request until the user has visited web
 pages (URL elicitation). Then the user is asked once about each page, and the request is sent again until the server
@@ -177,13 +177,13 @@ class Exchange:
         await cache.put(method, params, bytes(raw), mark)
         return raw
 
-    async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+    async def _send(self, method: str, params: Mapping[str, Any], options: Options, *, was_lost: bool = False) -> bytes:
         """Send a request and return its encoded result.
 
-        The request is sent a second time if the server no longer accepts the session or the protocol version, or if an
-        HTTP connection failed and the request only reads. If the user must visit web pages first, the request is
-        repeated after the visits. Raises ConnectionFailed if the session ended after the server had accepted the
-        request, unless the request only reads.
+        The request is sent again if the server no longer accepts the session or the protocol version, or if an HTTP
+        connection failed and the request only reads, but not after a second such failure (`was_lost`). If the user must
+        visit web pages first, the request is repeated after the visits. Raises ConnectionFailed if the session ended
+        after the server had accepted the request, unless the request only reads.
         """
         link = self.link
         if link.settling is not None:
@@ -202,10 +202,10 @@ class Exchange:
                 raise self._explained(error, method) from None
             refused = error
         except ConnectionFailed as error:
-            if method not in _REPEATABLE or not link.transport.stream_per_request:
+            if was_lost or method not in _REPEATABLE or not link.transport.stream_per_request:
                 raise
             log.debug("%s is sent again: %s", method, error)
-            return await self._again(method, params, options)
+            return await self._send(method, params, options, was_lost=True)
         await self.renew(generation)
         if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
             raise session_gone(refused, method)
