@@ -109,7 +109,7 @@ async def test_a_handle_of_a_call_that_was_answered_plainly_has_all_members() ->
 async def test_a_client_without_tasks_does_not_declare_them_and_accepts_none() -> None:
     server = TaskServer()
     async with asyncio.timeout(LONG), Client(server, tasks=False) as client:
-        with pytest.raises(InvalidAnswer, match="did not declare"):
+        with pytest.raises(InvalidAnswer, match=r"does not follow\. Remove `tasks=False`"):
             await client.call_tool("t")
     declared = server.calls("tools/call")[0]["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
     assert TASKS not in declared.get("extensions", {})
@@ -531,6 +531,36 @@ async def test_cancelling_with_a_server_of_weft(era: Any) -> None:
             await waiting
         await handle.cancel()  # it has ended: nothing happens
         assert (await handle.status()).status == "cancelled"
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_a_tool_that_needs_tasks_tells_a_client_without_them_what_to_change(era: Any) -> None:
+    server = Server("studio")
+
+    @server.tool(task="required")
+    async def bake() -> str:
+        return "baked"
+
+    async with asyncio.timeout(LONG), Client(server, eras=(era,), tasks=False) as client:
+        with pytest.raises(RemoteError, match=r"[^:]*\. Remove `tasks=False` from the client\. \(-32\d+\)$") as failure:
+            await client.call_tool("bake")
+        assert "does not offer" not in str(failure.value)
+        assert "extensions" not in str(failure.value)
+    async with asyncio.timeout(LONG), Client(server, eras=(era,)) as client:
+        assert (await client.call_tool("bake")).text == "baked"
+
+
+async def test_a_server_without_tools_is_not_taken_for_one_with_tasks() -> None:
+    server = TaskServer(is_session=True)
+    server.capability = None
+    server.on["tools/call"] = lambda _: Refusal(-32601, "Method not found")
+    async with asyncio.timeout(LONG), Client(server, eras=("session",), tasks=False) as client:
+        with pytest.raises(RemoteError, match=r"Method not found: the server does not offer tools/call"):
+            await client.call_tool("t")
+    server.capability = {"requests": {"tools": {"call": {}}}}
+    async with asyncio.timeout(LONG), Client(server, eras=("session",)) as client:
+        with pytest.raises(RemoteError, match=r"^Method not found \(-32601\)$"):
+            await client.call_tool("t")
 
 
 async def test_a_task_of_another_version_is_not_known() -> None:

@@ -32,6 +32,7 @@ from weft.client.connection.connection import ClientConnection, ProgressCallback
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
 from weft.client.handlers import (
+    WITHOUT_TASKS,
     ConfirmFunction,
     FormFunction,
     LogFunction,
@@ -244,7 +245,7 @@ class Client:
         if self._cache is not None:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
-        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), view)
+        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), self._facts, view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
@@ -495,7 +496,8 @@ class Client:
         if isinstance(outcome, TaskState):
             if not self._has_tasks:
                 raise InvalidAnswer(
-                    f"The server answered {name[:100]!r} with a task, but this client did not declare tasks."
+                    f"The server answered {name[:100]!r} with a task, which this client does not follow. "
+                    f"{WITHOUT_TASKS}"
                 )
             return TaskHandle(self._live_tasks, name, outcome.id, state=outcome, token=token)
         return outcome

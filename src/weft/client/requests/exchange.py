@@ -31,7 +31,7 @@ from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
-from weft.client.handlers import options_for
+from weft.client.handlers import WITHOUT_TASKS, declares_tasks, remedy_for
 from weft.client.requests.cache import CACHEABLE, CacheView
 from weft.client.results import PendingQuestions, ToolResult
 from weft.eras.base import ServerHello
@@ -104,6 +104,7 @@ class Exchange:
     handlers: RequestHandlers
     limits: ClientLimits
     renew: Callable[[int], Awaitable[None]]  # negotiates again, unless `link.generation` has changed
+    facts: Callable[[], ServerHello]  # returns the server's capabilities
     cache: CacheView | None
 
     def __post_init__(self) -> None:
@@ -227,14 +228,22 @@ class Exchange:
         if not isinstance(failure, RemoteError):
             return failure
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
-        if code == MethodNotFound.code and method not in failure.message:
+        if code == MethodNotFound.code and method == "tools/call" and self._calls_may_be_tasks():
+            if declares_tasks(self.handlers.capabilities):
+                return failure
+            told = RemoteError(code, f"{said}. {WITHOUT_TASKS}", data)  # this tool can only be called as a task
+        elif code == MethodNotFound.code and method not in failure.message:
             told = RemoteError(code, f"{said}: the server does not offer {method}", data)
-        elif options := options_for(data, self.handlers.capabilities):
-            told = RemoteError(code, f"{said}. Give the client {options}.", data)
+        elif remedy := remedy_for(data, self.handlers.capabilities):
+            told = RemoteError(code, f"{said}. {remedy}", data)
         else:
             return failure
         told.status, told.retry_after = failure.status, failure.retry_after
         return told
+
+    def _calls_may_be_tasks(self) -> bool:
+        """Return whether the server has calls that become tasks if the client asks for it: then it has `tools/call`."""
+        return self.link.era.tasks.must_ask(self.facts().capabilities)
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
         return self.link.roundtrip(
