@@ -262,6 +262,18 @@ async def test_the_questions_of_a_state_are_shown_to_a_program_that_iterates() -
     assert seen == ["input_required", "completed"]
 
 
+async def test_the_questions_of_a_state_can_be_read() -> None:
+    server = TaskServer(asking(a=form("A?"), b={"method": "roots/list"}))
+    async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+        task = await client.start_tool("t")
+        questions = (await task.status()).requests
+        assert (questions["a"].method, questions["a"].params["message"]) == ("elicitation/create", "A?")
+        assert questions["b"].method == "roots/list"
+        server.task = asking(a=7)
+        with pytest.raises(InvalidAnswer, match="questions of the task cannot be read"):
+            _ = (await task.status()).requests
+
+
 async def test_a_session_asks_by_requests() -> None:
     async with Client(TaskServer(is_session=True), eras=("session",)) as client:
         handle = await client.start_tool("t")
