@@ -71,6 +71,11 @@ class TaskState(msgspec.Struct):
         """Whether the call has a result."""
         return bytes(self.result) != b"null"
 
+    @property
+    def has_error(self) -> bool:
+        """Whether the call has failed with a JSON-RPC error."""
+        return bytes(self.error) != b"null"
+
 
 # --- the tasks extension, for the stateless era
 

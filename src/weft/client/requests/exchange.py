@@ -28,7 +28,13 @@ from msgspec.structs import fields
 
 from weft.client.argument_checks import as_texts, check_text, check_timeout, trim_traceback
 from weft.client.callbacks import pause
-from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
+from weft.client.connection.connection import (
+    CallNotes,
+    ClientConnection,
+    ProgressCallback,
+    RequestHandlers,
+    code_and_data,
+)
 from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
 from weft.client.handlers import WITHOUT_TASKS, declares_tasks, remedy_for
@@ -89,6 +95,7 @@ class Options(msgspec.Struct, frozen=True):
     is_manual: bool = False  # raise PendingQuestions instead of answering the server's questions
     most_seconds: float | None = None  # limit of the total time with all progress; None for `limits.total_seconds`
     progress_token: str | None = None  # the server repeats it with each progress notification; None for the request id
+    notes: CallNotes | None = None  # of a call that may become a task
 
 
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
@@ -254,6 +261,7 @@ class Exchange:
             most_seconds=options.most_seconds,
             progress=options.progress,
             progress_token=options.progress_token,
+            notes=options.notes,
         )
 
     # --- questions
