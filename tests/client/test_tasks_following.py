@@ -10,7 +10,7 @@ import pytest
 from support import serve
 from support.fakes import http_server
 from support.raw_sessions import eventually
-from support.task_servers import ID, SILENCE, TASKS, Refusal, TaskServer, done, result, state
+from support.task_servers import ID, SILENCE, TASKS, Refusal, TaskServer, done, form, result, state
 from weft import (
     Client,
     ClientLimits,
@@ -26,7 +26,7 @@ from weft import (
     ToolError,
     UsageError,
 )
-from weft.client.requests import tasks as following
+from weft.client.requests import known_tasks
 from weft.client.results import ToolCallFailed
 
 WAYS = ("pipe", "http")
@@ -74,7 +74,7 @@ async def test_a_call_gives_the_result_whether_it_became_a_task_or_not(way: str)
 
 @pytest.mark.spec("TASK-28")
 async def test_each_request_about_a_task_names_it_in_its_headers() -> None:
-    server = TaskServer()
+    server = TaskServer(state("input_required", inputRequests={"a": form()}))
     async with asyncio.timeout(LONG), Opened(server, "http", manual_input=True) as client:
         handle = await client.start_tool("t")
         await handle.status()
@@ -84,8 +84,10 @@ async def test_each_request_about_a_task_names_it_in_its_headers() -> None:
     assert named == [("tasks/get", ID), ("tasks/update", ID), ("tasks/cancel", ID)]
 
 
-async def test_a_handle_that_is_finished_already_needs_no_further_request() -> None:
-    server = TaskServer(done("at once"))
+async def test_a_handle_with_a_result_needs_no_further_request() -> None:
+    """A handle has no result, but it can be used if a server sends it."""
+    server = TaskServer()
+    server.on["tools/call"] = lambda _: {**done("at once"), "resultType": "task"}
     async with asyncio.timeout(LONG), Client(server) as client:
         assert (await client.call_tool("t")).text == "at once"
     assert not server.calls("tasks/get")
@@ -109,7 +111,7 @@ async def test_a_handle_of_a_call_that_was_answered_plainly_has_all_members() ->
 async def test_a_client_without_tasks_does_not_declare_them_and_accepts_none() -> None:
     server = TaskServer()
     async with asyncio.timeout(LONG), Client(server, tasks=False) as client:
-        with pytest.raises(InvalidAnswer, match="did not declare"):
+        with pytest.raises(InvalidAnswer, match=r"does not follow\. Remove `tasks=False`"):
             await client.call_tool("t")
     declared = server.calls("tools/call")[0]["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
     assert TASKS not in declared.get("extensions", {})
@@ -148,7 +150,7 @@ async def test_a_server_cannot_make_the_client_poll_without_pause(interval: floa
         await server.asked("tasks/get", 4)
         server.task = done()
         await calling
-    assert min(gaps(server.times["tasks/get"])) >= following._LEAST_POLL * 0.98
+    assert min(gaps(server.times["tasks/get"])) >= known_tasks.LEAST_POLL * 0.98
 
 
 async def test_a_state_that_was_polled_counts_although_its_clock_goes_back() -> None:
@@ -270,7 +272,7 @@ async def test_a_call_that_is_cancelled_cancels_its_task_and_no_request(way: str
     async with asyncio.timeout(LONG), Opened(server, way) as client:
         calling = asyncio.create_task(client.call_tool("t"))
         await server.asked("tools/call")
-        await eventually(lambda: client._tasks._watches)
+        await eventually(lambda: client._tasks._followed)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
@@ -419,7 +421,9 @@ async def test_other_errors_of_the_server_are_not_tried_again(code: int) -> None
     assert len(server.calls("tasks/get")) == 1
 
 
-async def test_a_client_that_is_closed_tells_all_who_wait() -> None:
+async def test_a_client_that_is_closed_tells_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when it would ask or listen again."""
+    monkeypatch.setattr(known_tasks, "_LISTEN_AGAIN_SECONDS", 1000)
     server = TaskServer(state(pollIntervalMs=60_000))
     client = Client(server)
     async with asyncio.timeout(LONG):
@@ -432,7 +436,7 @@ async def test_a_client_that_is_closed_tells_all_who_wait() -> None:
 
         waiting = [asyncio.create_task(client.call_tool("t")), asyncio.create_task(handle.result())]
         waiting.append(asyncio.create_task(iterate()))
-        await eventually(lambda: sum(len(one.followers) for one in client._tasks._watches.values()) == 3)
+        await eventually(lambda: sum(len(one.followers) for one in client._tasks._followed) == 3)
         await client.close()
         failures = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(failure) for failure in failures] == [ConnectionFailed] * 3
@@ -440,6 +444,7 @@ async def test_a_client_that_is_closed_tells_all_who_wait() -> None:
             await handle.result()
         await client.connect()  # the same handle, over the next connection
         server.task = done()
+        assert (await handle.status()).is_final
         assert (await handle.result()).text == "done"
         await client.close()
 
@@ -531,6 +536,49 @@ async def test_cancelling_with_a_server_of_weft(era: Any) -> None:
             await waiting
         await handle.cancel()  # it has ended: nothing happens
         assert (await handle.status()).status == "cancelled"
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2024-11-05"])
+async def test_a_call_of_a_version_without_tasks_can_be_started(version: str) -> None:
+    """It has its result, so nothing is asked of tasks, which do not exist."""
+    server, go_on = studio()
+    go_on.set()
+    async with asyncio.timeout(LONG), Client(server, version=version) as client:
+        handle = await client.start_tool("spill")
+        assert (handle.id, (await handle.result()).text) == (None, "There is no red any more.")
+        assert (await handle.status()).is_final
+        assert [one.status async for one in handle] == ["completed"]
+        await handle.cancel()
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_a_tool_that_needs_tasks_tells_a_client_without_them_what_to_change(era: Any) -> None:
+    server = Server("studio")
+
+    @server.tool(task="required")
+    async def bake() -> str:
+        return "baked"
+
+    async with asyncio.timeout(LONG), Client(server, eras=(era,), tasks=False) as client:
+        with pytest.raises(RemoteError, match=r"[^:]*\. Remove `tasks=False` from the client\. \(-32\d+\)$") as failure:
+            await client.call_tool("bake")
+        assert "does not offer" not in str(failure.value)
+        assert "extensions" not in str(failure.value)
+    async with asyncio.timeout(LONG), Client(server, eras=(era,)) as client:
+        assert (await client.call_tool("bake")).text == "baked"
+
+
+async def test_a_server_without_tools_is_not_taken_for_one_with_tasks() -> None:
+    server = TaskServer(is_session=True)
+    server.capability = None
+    server.on["tools/call"] = lambda _: Refusal(-32601, "Method not found")
+    async with asyncio.timeout(LONG), Client(server, eras=("session",), tasks=False) as client:
+        with pytest.raises(RemoteError, match=r"Method not found: the server does not offer tools/call"):
+            await client.call_tool("t")
+    server.capability = {"requests": {"tools": {"call": {}}}}
+    async with asyncio.timeout(LONG), Client(server, eras=("session",)) as client:
+        with pytest.raises(RemoteError, match=r"^Method not found \(-32601\)$"):
+            await client.call_tool("t")
 
 
 async def test_a_task_of_another_version_is_not_known() -> None:

@@ -174,6 +174,9 @@ async def test_a_task_that_completes_without_a_result(end: dict[str, Any]) -> No
     async with asyncio.timeout(LONG), Client(server) as client:
         with pytest.raises(InvalidAnswer):
             await client.call_tool("t")
+        with pytest.raises(InvalidAnswer):
+            await client.task("task-1").result()  # the first state that it reads is the final one
+        assert len(server.calls("tasks/get")) <= 2
         await still_works(server, client)
 
 
@@ -247,6 +250,7 @@ async def test_acks_that_are_none() -> None:
     for nonsense in ({"task": 7}, {"resultType": "task"}, state("working"), {}):
         server.on["tasks/update"] = server.on["tasks/cancel"] = lambda _, answer=nonsense: answer  # type: ignore[misc]
         async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+            server.task = state("input_required", inputRequests={"a": form()})
             handle = await client.start_tool("t")
             await handle.answer({"a": {"action": "decline"}})
             await handle.cancel()
@@ -314,10 +318,10 @@ async def test_a_server_that_floods_with_states_holds_no_memory() -> None:
         await eventually(lambda: server.streams)
         for number in range(2000):
             server.push({**state(statusMessage=f"{number}"), "taskId": f"other-{number}"})
-        assert list(client._tasks._watches) == [ID]
+        assert list(client._tasks.all) == [ID]
         server.push(done())
         await calling
-        assert not client._tasks._watches
+        assert not client._tasks._followed
 
 
 async def test_internal_errors_are_tried_again_and_no_others() -> None:

@@ -10,7 +10,7 @@ from support import serve
 from support.raw_sessions import eventually
 from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, state
 from weft import Client, ClientLimits, Context, Server, Task
-from weft.client.requests import tasks as following
+from weft.client.requests import known_tasks
 
 LONG = 30
 
@@ -21,7 +21,7 @@ def slowly(*, pushes: bool = True) -> TaskServer:
 
 
 async def listening(server: TaskServer, client: Client) -> None:
-    await eventually(lambda: any(watch.is_acknowledged for watch in client._tasks._watches.values()))
+    await eventually(lambda: any(known.promise for known in client._tasks._followed))
     assert server.streams
 
 
@@ -35,11 +35,12 @@ async def test_a_pushed_state_is_used_at_once() -> None:
         await eventually(lambda: shown)
         server.push(done("pushed"))
         assert (await calling).text == "pushed"
+        await server.asked("notifications/cancelled")  # the stream is ended when nobody follows the task
     assert shown == ["half"]
     assert not server.calls("tasks/get")  # it was not time to ask yet
     assert [one["params"]["notifications"] for one in server.calls("subscriptions/listen")] == [{"taskIds": [ID]}]
     ended = [one["params"]["requestId"] for one in server.calls("notifications/cancelled")]
-    assert ended == server.streams  # the stream is ended when nobody follows the task
+    assert ended == server.streams
 
 
 async def test_the_state_is_read_once_after_the_stream_has_begun_and_then_rarely() -> None:
@@ -48,7 +49,7 @@ async def test_the_state_is_read_once_after_the_stream_has_begun_and_then_rarely
     async with asyncio.timeout(LONG), Client(server) as client:
         calling = asyncio.create_task(client.call_tool("t"))
         await listening(server, client)
-        await eventually(lambda: all(one.is_complete for one in client._tasks._watches[ID].followers))
+        await eventually(lambda: all(known.is_complete for known in client._tasks._followed))
         polled = len(server.calls("tasks/get"))
         for number in range(10):
             server.push(state(statusMessage=f"{number}"))
@@ -61,7 +62,7 @@ async def test_the_state_is_read_once_after_the_stream_has_begun_and_then_rarely
 async def test_a_stream_that_promises_and_says_nothing_delays_the_end_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "_LISTENING_POLL", 0.3)
+    monkeypatch.setattr(known_tasks, "LISTENING_POLL", 0.3)
     server = TaskServer(pushes=True)
     async with asyncio.timeout(LONG), Client(server) as client:
         calling = asyncio.create_task(client.call_tool("t"))
@@ -70,9 +71,9 @@ async def test_a_stream_that_promises_and_says_nothing_delays_the_end_and_no_mor
         assert (await calling).text == "found"
 
 
-@pytest.mark.parametrize("answer", ["other", "none", "error", "silence"])
+@pytest.mark.parametrize("answer", ["other", "none", "error", "silence", "ended"])
 async def test_a_server_that_does_not_send_this_task_is_polled(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_LISTEN_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(known_tasks, "_LISTEN_AGAIN_SECONDS", 0.01)
     server = TaskServer()
 
     def listen(message: dict[str, Any]) -> Any:
@@ -81,7 +82,7 @@ async def test_a_server_that_does_not_send_this_task_is_polled(answer: str, monk
             meta = {"io.modelcontextprotocol/subscriptionId": message["id"]}
             params = {"notifications": told, "_meta": meta}
             server.say({"method": "notifications/subscriptions/acknowledged", "params": params})
-        return Refusal(-32601, "no") if answer == "error" else SILENCE
+        return {"error": Refusal(-32601, "no"), "ended": {"resultType": "complete"}}.get(answer, SILENCE)
 
     server.on["subscriptions/listen"] = listen
     async with asyncio.timeout(LONG), Client(server) as client:
@@ -89,12 +90,47 @@ async def test_a_server_that_does_not_send_this_task_is_polled(answer: str, monk
         await server.asked("tasks/get", 8)
         server.task = done()
         await calling
-    most = {"other": 1, "none": 1, "error": 3, "silence": 1}[answer]
+        if answer == "none":  # it sends the changes of no task
+            server.task = {**state(), "taskId": "another"}
+            calling = asyncio.create_task(client.call_tool("t"))
+            await server.asked("tasks/get", len(server.calls("tasks/get")) + 3)
+            server.task = {**done(), "taskId": "another"}
+            await calling
+    most = {"other": 1, "none": 1, "error": 3, "silence": 1, "ended": 3}[answer]
     assert 1 <= len(server.calls("subscriptions/listen")) <= most
 
 
+async def test_a_stream_is_opened_again_soon_and_failures_count_only_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However rarely the server wants to be polled."""
+    monkeypatch.setattr(known_tasks, "_LISTEN_AGAIN_SECONDS", 0.02)
+    server = slowly()
+    answers = iter([Refusal(-32603, "busy")] * 2 + [SILENCE] + [Refusal(-32603, "busy")] * 2)
+    accepted = asyncio.Event()
+
+    def listen(_: Any) -> Any:
+        answer = next(answers, SILENCE)
+        if answer is SILENCE:
+            accepted.set()
+        return answer
+
+    server.on["subscriptions/listen"] = listen
+    async with asyncio.timeout(LONG), Client(server) as client:
+        calling = asyncio.create_task(client.call_tool("t"))
+        await accepted.wait()
+        await listening(server, client)
+        [stream] = server.streams
+        server.streams.clear()
+        accepted.clear()
+        server.say({"id": stream, "result": {"resultType": "complete"}})
+        await accepted.wait()
+        await listening(server, client)
+        server.push(done("heard"))
+        assert (await calling).text == "heard"
+    assert len(server.calls("subscriptions/listen")) == 6
+
+
 async def test_a_stream_that_ends_is_opened_again_and_nothing_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_LISTEN_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(known_tasks, "_LISTEN_AGAIN_SECONDS", 0.1)
     server = TaskServer(pushes=True)
     async with asyncio.timeout(LONG), Client(server) as client:
         calling = asyncio.create_task(client.call_tool("t"))
@@ -160,7 +196,7 @@ async def test_all_who_follow_one_task_hear_each_change_on_one_stream() -> None:
 
         waiting = [asyncio.create_task(iterate()), asyncio.create_task(handle.result())]
         await listening(server, client)
-        await eventually(lambda: len(client._tasks._watches[ID].followers) == 2)
+        await eventually(lambda: len(client._tasks.all[ID].followers) == 2)
         server.push(done())
         await asyncio.gather(*waiting)
     assert seen == ["working", "completed"]

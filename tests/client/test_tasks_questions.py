@@ -9,7 +9,7 @@ from support.raw_sessions import eventually
 from support.task_servers import NAME, Refusal, TaskServer, done, form, result, state
 from weft import CannotAnswer, Client, ClientLimits, Context, InvalidAnswer, RemoteError, Server, Task, UsageError
 from weft.client import FormQuestion, PendingQuestions
-from weft.types import TextContent
+from weft.types import CreateMessageResult, TextContent
 from weft.types.tasks import RELATED_TASK_KEY
 
 LONG = 30
@@ -18,6 +18,11 @@ ANN = {"action": "accept", "content": {"name": "Ann"}}
 
 def asking(**questions: Any) -> dict[str, Any]:
     return state("input_required", inputRequests=questions)
+
+
+def known_questions(client: Client) -> list[str]:
+    """The keys of the questions that the program is being asked."""
+    return [key for known in client._tasks.all.values() for key in known.asking]
 
 
 class Answering(TaskServer):
@@ -161,8 +166,12 @@ async def test_an_answer_that_the_server_refuses_is_an_error() -> None:
     server = Answering({"a": form()})
     server.on["tasks/update"] = lambda _: Refusal(-32602, "not this name")
     async with asyncio.timeout(LONG), Client(server, elicit=lambda _: {"name": "Ann"}) as client:
+        handle = await client.start_tool("t")
         with pytest.raises(RemoteError, match="not this name"):
-            await client.call_tool("t")
+            await handle.result()
+        del server.on["tasks/update"]
+        assert (await handle.result()).text == "done"  # the question was asked again
+    assert server.answers == {"a": ANN}
 
 
 async def test_who_stops_to_wait_stops_answering() -> None:
@@ -179,11 +188,11 @@ async def test_who_stops_to_wait_stops_answering() -> None:
     async with asyncio.timeout(LONG), Client(server, elicit=elicit) as client:
         handle = await client.start_tool("t")
         waiting = asyncio.create_task(handle.result())
-        await eventually(lambda: handle._asked)
+        await eventually(lambda: known_questions(client))
         waiting.cancel()
         await asyncio.wait([waiting])
         await stopped.wait()
-        assert not handle._asked
+        assert not known_questions(client)
         client._handlers.elicit = lambda _: {"name": "Ann"}
         assert (await handle.result()).text == "done"
 
@@ -260,6 +269,82 @@ async def test_the_questions_of_a_state_are_shown_to_a_program_that_iterates() -
             if one.questions:
                 await handle.answer(dict.fromkeys(one.questions, ANN))
     assert seen == ["input_required", "completed"]
+
+
+FORM = r"must be the result of elicitation/create: \{\"action\": \"accept\", \"content\": \{\.\.\.\}\} or"
+PAGE = {"method": "elicitation/create", "params": {"mode": "url", "message": "?", "url": "https://a.example/"}}
+MODEL = {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 5}}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "text"),
+    [
+        (form(), {"name": "Ann"}, FORM),  # what `elicit=` returns
+        (form(), "accept", FORM),
+        (form(), None, FORM),
+        (PAGE, True, FORM),
+        (MODEL, "Hi", r"must be the result of sampling/createMessage: \{\"role\": \"assistant\""),
+        ({"method": "roots/list"}, ["file:///tmp"], r"must be the result of roots/list: \{\"roots\": \["),
+    ],
+    ids=["form", "action", "nothing", "page", "model", "roots"],
+)
+async def test_an_answer_in_another_form_is_a_mistake_of_the_program(question: Any, answer: Any, text: str) -> None:
+    server = TaskServer(asking(a=question))
+    async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+        with pytest.raises(PendingQuestions) as asked:
+            await client.call_tool("t")
+        task: Any = asked.value.task
+        with pytest.raises(UsageError, match=text):
+            await task.answer({"a": answer})
+        assert not server.calls("tasks/update")
+        said = CreateMessageResult("assistant", TextContent("Hi"), model="m")
+        right: Any = {"sampling/createMessage": said, "roots/list": {"roots": []}}
+        await task.answer({"a": right.get(question["method"], {"action": "accept"})})
+    assert server.answers.keys() == {"a"}
+
+
+@pytest.mark.spec("new-15")
+async def test_only_what_the_task_asks_can_be_answered() -> None:
+    server = TaskServer(asking(a=form(), b=form()))
+    async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+        with pytest.raises(PendingQuestions) as asked:
+            await client.call_tool("t")
+        task: Any = asked.value.task
+        with pytest.raises(UsageError, match=r"The task does not ask 'c' now\. It asks 'a', 'b'\."):
+            await task.answer({"c": ANN})
+        with pytest.raises(UsageError, match=r"does not ask 'c' now"):
+            await task.answer({"a": ANN, "c": ANN})  # none of them is sent
+        await task.answer({"a": ANN})
+        with pytest.raises(UsageError, match=r"does not ask 'a' now\. It asks 'b'\. Each question has one answer\."):
+            await task.answer({"a": {"action": "decline"}})
+        server.task = state()
+        await task.answer({"b": ANN})  # it was asked, as far as the client knows
+        with pytest.raises(UsageError, match="It asks nothing"):
+            await task.answer({"b": ANN})
+    assert [list(one["params"]["inputResponses"]) for one in server.calls("tasks/update")] == [["a"], ["b"]]
+
+
+async def test_a_question_that_the_client_has_not_seen_can_be_answered() -> None:
+    """The program has its key from elsewhere. The server knows whether it is asked."""
+    server = TaskServer(state(pollIntervalMs=60_000))
+    async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+        task = await client.start_tool("t")
+        server.task = asking(a=form())
+        await task.answer({"a": ANN})
+        assert server.answers == {"a": ANN}
+        await client.task(task.id or "").status()
+
+
+async def test_the_questions_of_a_state_can_be_read() -> None:
+    server = TaskServer(asking(a=form("A?"), b={"method": "roots/list"}))
+    async with asyncio.timeout(LONG), Client(server, manual_input=True) as client:
+        task = await client.start_tool("t")
+        questions = (await task.status()).requests
+        assert (questions["a"].method, questions["a"].params["message"]) == ("elicitation/create", "A?")
+        assert questions["b"].method == "roots/list"
+        server.task = asking(a=7)
+        with pytest.raises(InvalidAnswer, match="questions of the task cannot be read"):
+            _ = (await task.status()).requests
 
 
 async def test_a_session_asks_by_requests() -> None:

@@ -131,6 +131,11 @@ async def test_notifications_are_shown_and_not_relied_on() -> None:
         await eventually(lambda: shown == [(1, "painting")])
         server.say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 5}})
         await eventually(lambda: shown[-1] == (5, None))
+        server.task = state(statusMessage="drying")  # which the server sends as progress, too
+        server.say({"method": "notifications/tasks/status", "params": server._shown()})
+        server.say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 6}})
+        await eventually(lambda: shown[-1] == (6, None))
+        assert shown == [(1, "painting"), (5, None), (6, None)]
         server.task = state("completed")
         server.say({"method": "notifications/tasks/status", "params": server._shown()})
         server.say({"method": "notifications/tasks/status", "params": {"taskId": ID, "status": "cancelled"}})
@@ -479,6 +484,71 @@ async def test_questions_have_limits_of_number_and_time(monkeypatch: pytest.Monk
     assert not client._questions._tasks
     assert all(timer is not None and timer.cancelled() for timer in kept)
     assert all(work is not None and work.cancelled() for work in working)
+
+
+@pytest.mark.spec("L11-u8")
+async def test_answered_questions_make_room_for_others() -> None:
+    """First one whose answer the server has, then the oldest. A question that is not answered stays."""
+    server, go_on = Asker(), asyncio.Event()
+
+    async def elicit(question: FormQuestion) -> dict[str, Any]:
+        if question.message == "Wait":
+            await go_on.wait()
+        return {"name": "Ann"}
+
+    async def create(message: str) -> str:
+        asked = await server.ask("elicitation/create", **{**QUESTION, "message": message}, task={})
+        id: str = asked["result"]["task"]["taskId"]
+        if message != "Wait":
+            await eventually(lambda: client._questions._tasks[id].state.is_final)
+        return id
+
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit, limits=ClientLimits(tasks_served=3)) as client:
+        waiting = await create("Wait")
+        first, second = await create("1"), await create("2")
+        await server.ask("tasks/result", taskId=second)
+        third = await create("3")
+        assert list(client._questions._tasks) == [waiting, first, third]
+        fourth = await create("Wait")
+        assert list(client._questions._tasks) == [waiting, third, fourth]
+        assert code(await server.ask("tasks/get", taskId=first)) == -32602
+        fifth = await create("Wait")
+        assert code(await server.ask("elicitation/create", **QUESTION, task={})) == -32603  # none has ended
+        assert list(client._questions._tasks) == [waiting, fourth, fifth]
+        go_on.set()
+        assert (await server.ask("tasks/result", taskId=waiting))["result"]["content"] == {"name": "Ann"}
+
+
+async def test_many_questions_that_are_answered_are_no_problem() -> None:
+    server = Asker()
+    async with asyncio.timeout(LONG), client_of(server, elicit=lambda _: {"name": "Ann"}) as client:
+        for _ in range(ClientLimits().tasks_served + 6):
+            task = await server.create()
+            assert "result" in await server.ask("tasks/result", taskId=task["taskId"])
+        assert len(client._questions._tasks) == ClientLimits().tasks_served
+
+
+@pytest.mark.parametrize("as_task", [False, True])
+async def test_so_many_questions_are_answered_at_once_and_no_more(as_task: bool) -> None:
+    server, answering, most = Asker(), 0, 0
+
+    async def elicit(_: FormQuestion) -> dict[str, Any]:
+        nonlocal answering, most
+        answering += 1
+        most = max(most, answering)
+        await asyncio.sleep(0.02)
+        answering -= 1
+        return {"name": "Ann"}
+
+    async def ask() -> Any:
+        asked = await server.ask("elicitation/create", **QUESTION, **({"task": {}} if as_task else {}))
+        if as_task:
+            asked = await server.ask("tasks/result", taskId=asked["result"]["task"]["taskId"])
+        return asked["result"]["content"]
+
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit, limits=ClientLimits(asks_at_once=2)):
+        assert await asyncio.gather(*(ask() for _ in range(8))) == [{"name": "Ann"}] * 8
+    assert most == 2
 
 
 async def test_a_task_in_a_task_with_a_server_of_weft() -> None:

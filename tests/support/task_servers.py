@@ -11,7 +11,10 @@ from typing import Any
 from support.fakes import DISCOVERED, Exchange, FakePipe, initialized, reply, sse
 from support.raw_sessions import eventually
 
-__all__ = ["ID", "NAME", "RELATED", "SILENCE", "TASKS", "Refusal", "TaskServer", "done", "form", "result", "state"]
+__all__ = [
+    "ID", "NAME", "RELATED", "SILENCE", "TASKS", "Refusal", "TaskServer", "done", "event", "form", "handle",
+    "result", "state",
+]  # fmt: skip
 
 TASKS = "io.modelcontextprotocol/tasks"
 RELATED = "io.modelcontextprotocol/related-task"
@@ -43,6 +46,11 @@ def state(status: str = "working", **more: Any) -> dict[str, Any]:
 
 def done(text: str = "done") -> dict[str, Any]:
     return state("completed", result=result(text))
+
+
+def handle(task: dict[str, Any]) -> dict[str, Any]:
+    """What the answer to a call says of its task: neither questions nor an outcome, even if the task has them."""
+    return {key: value for key, value in task.items() if key not in ("result", "error", "inputRequests")}
 
 
 def form(message: str = "Who?") -> dict[str, Any]:
@@ -153,14 +161,13 @@ class TaskServer(FakePipe):
     def _called(self, params: dict[str, Any]) -> Any:
         if self.is_session:
             return {"task": self._shown()} if "task" in params else result("plain")
-        return {**self.task, "resultType": "task"}
+        return {**handle(self.task), "resultType": "task"}
 
     def _shown(self) -> dict[str, Any]:
         if not self.is_session:
             return {**self.task, "resultType": "complete"}
         named = {"ttlMs": "ttl", "pollIntervalMs": "pollInterval"}
-        left_out = ("result", "error", "inputRequests")
-        return {named.get(key, key): value for key, value in self.task.items() if key not in left_out}
+        return {named.get(key, key): value for key, value in handle(self.task).items()}
 
 
 def event(message: dict[str, Any]) -> bytes:

@@ -29,7 +29,7 @@ from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
-from weft.client.requests.tasks import TaskHandle, must_cancel
+from weft.client.requests.tasks import TaskHandle
 from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
@@ -127,7 +127,7 @@ class RemoteServer:
         try:
             return await self._follow(handle)
         except BaseException as error:
-            if handle.id is not None and (must_cancel(error) or isinstance(error, PendingQuestions)):
+            if handle.id is not None and (handle.must_cancel(error) or isinstance(error, PendingQuestions)):
                 await self._abandon(handle, handle.id)
             elif handle.id is not None and isinstance(error, errors.ConnectionFailed) and not self.is_child:
                 self._show_where("The task may go on", handle.id)

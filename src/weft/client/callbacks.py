@@ -129,6 +129,7 @@ class Clock:
     end: float  # the hard maximum: the latest possible deadline
     deadline: float
     queue: CallbackQueue | None  # calls the program's progress function, if there is one
+    task_id: str | None = None  # id of the server's task that the request is about, if it is about one
     failure: WeftError | None = None  # the error to raise instead of RequestTimeout
     _holds: int = 0  # number of calls of `hold` that were not undone by `release`
     _is_over: bool = False  # True once the clock has cancelled the task

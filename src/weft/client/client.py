@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
@@ -28,10 +28,11 @@ from weft.client.argument_checks import (
 )
 from weft.client.callbacks import queue_for
 from weft.client.connection.connect_lock import ConnectLock, closed
-from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
+from weft.client.connection.connection import CallNotes, ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
-from weft.client.connection.transport import NO_HEADERS, Refused
+from weft.client.connection.transport import NO_HEADERS, Answer, Refused
 from weft.client.handlers import (
+    WITHOUT_TASKS,
     ConfirmFunction,
     FormFunction,
     LogFunction,
@@ -51,12 +52,13 @@ from weft.client.requests.cache import (
     unique_name,
 )
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
+from weft.client.requests.known_tasks import KnownTask, Tasks
 from weft.client.requests.subscriptions import Listening, Subscriptions, filter_for
-from weft.client.requests.tasks import TaskHandle, Tasks, must_cancel, read_result
+from weft.client.requests.tasks import TaskHandle, read_result
 from weft.client.results import ToolResult
 from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
-from weft.errors import HeaderMismatch, InvalidAnswer, RemoteError, UsageError, WeftError
+from weft.errors import HeaderMismatch, InvalidAnswer, RemoteError, RequestTimeout, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
@@ -184,6 +186,7 @@ class Client:
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
+        self._known_tasks = WeakValueDictionary[str, KnownTask]()  # those that have a handle, by id
         self._life = ConnectLock(self._end)
         self._opened: ClientConnection | None = None  # the connection, until it is closed completely
         self._link: ClientConnection | None = None  # the connection, while it is negotiated and open
@@ -244,13 +247,20 @@ class Client:
         if self._cache is not None:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
-        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), view)
+        self._exchange = Exchange(link, self._handlers, self._limits, partial(self._renew, link), self._facts, view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
         self._tasks = Tasks(
-            link, self._exchange, self._subscriptions, self._limits, self._check_result, self._is_manual
+            link,
+            self._exchange,
+            self._subscriptions,
+            self._limits,
+            self._check_result,
+            self._is_manual,
+            self._known_tasks,
         )
+        link.on_question = self._tasks.questioned
         link.on_stream_reopened = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
         link.on_over = partial(self._renew, link)
@@ -418,12 +428,10 @@ class Client:
         If the client has `manual_input` and the server asks questions, `PendingQuestions` is raised. Then repeat the
         call with your `answers` and with the `state` of that exception; or answer the questions of its `task`.
         """
-        began = time.monotonic()
-        result = await self._call(name, arguments, with_rounds({}, meta, answers, state), timeout, progress)
+        notes = CallNotes()
+        result = await self._call(name, arguments, with_rounds({}, meta, answers, state), timeout, progress, notes)
         if isinstance(result, TaskHandle):
-            if timeout is not None and progress is None:
-                timeout = max(timeout - (time.monotonic() - began), 0.001)
-            result = await self._follow(result, timeout, progress)
+            result = await self._follow(result, timeout, progress, notes.left)
         await self._check_result(name, result)
         return read_result(name, result, result_type, raise_on_error=raise_on_error)
 
@@ -445,8 +453,11 @@ class Client:
         `timeout` and `progress` are for the time until then. `ttl` is for how many seconds the server should keep the
         task; only servers of the session era can be asked for that. All other parameters are those of `call_tool`.
         """
-        started = await self._call(name, arguments, with_rounds({}, meta, answers, state), timeout, progress, ttl)
-        return started if isinstance(started, TaskHandle) else TaskHandle(self._live_tasks, name, None, result=started)
+        more = with_rounds({}, meta, answers, state)
+        started = await self._call(name, arguments, more, timeout, progress, CallNotes(), ttl)
+        if isinstance(started, TaskHandle):
+            return started
+        return TaskHandle(self._present_tasks, name, None, result=started)
 
     def task(self, id: str, *, tool: str = "") -> TaskHandle:
         """Return a handle for a task that was started before, perhaps by another process. Sends nothing.
@@ -455,7 +466,7 @@ class Client:
         """
         if not isinstance(id, str) or not id:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("client.task(id) takes the id of a task: `handle.id`, which is None if there is no task.")
-        return TaskHandle(self._live_tasks, tool, id)
+        return TaskHandle(self._present_tasks, tool, id)
 
     async def _call(
         self,
@@ -464,6 +475,7 @@ class Client:
         more: Mapping[str, Any],
         timeout: float | None,
         progress: ProgressCallback | None,
+        notes: CallNotes,
         ttl: float | None = None,
     ) -> ToolResult | TaskHandle:
         """Call a tool, and return its result, or a handle of the task that the call has become.
@@ -481,9 +493,10 @@ class Client:
                     await self.list_tools()
             params = link.era.tasks.ask(params, self._toolbox.task_support(name), ttl)
             token = link.new_progress_token()
-        send = self._call_as_task if "task" in params else self._exchange.call
+        notes.must_go_on = "task" in params
+        send = self._call_as_task if notes.must_go_on else self._exchange.call
         try:
-            outcome = await send(params, self._options(name, given, timeout, progress, token))
+            outcome = await send(params, self._options(name, given, timeout, progress, token, notes))
         except WeftError as error:
             if not isinstance(error, RemoteError) or error.code != HeaderMismatch.code:
                 trim_traceback(error)
@@ -491,14 +504,18 @@ class Client:
             if self._exchange.cache is not None:  # the client has a wrong or no description of the tool's headers
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
-            outcome = await send(params, self._options(name, given, timeout, progress, token))
-        if isinstance(outcome, TaskState):
-            if not self._has_tasks:
-                raise InvalidAnswer(
-                    f"The server answered {name[:100]!r} with a task, but this client did not declare tasks."
-                )
-            return TaskHandle(self._live_tasks, name, outcome.id, state=outcome, token=token)
-        return outcome
+            outcome = await send(params, self._options(name, given, timeout, progress, token, notes))
+        return self._handle(name, outcome, token) if isinstance(outcome, TaskState) else outcome
+
+    def _handle(self, name: str, state: TaskState, token: str | None) -> TaskHandle:
+        """Return a handle of the task that a call has become. `token` is the progress token of the call."""
+        if not self._has_tasks:
+            raise InvalidAnswer(
+                f"The server answered {name[:100]!r} with a task, which this client does not follow. {WITHOUT_TASKS}"
+            )
+        known = self._tasks.created(state, token)
+        told = state.immediate_response
+        return TaskHandle(self._present_tasks, name, state.id, known=known, immediate_response=told)
 
     def _options(
         self,
@@ -507,9 +524,10 @@ class Client:
         timeout: float | None,
         progress: ProgressCallback | None,
         token: str | None,
+        notes: CallNotes,
     ) -> Options:
         headers = self._toolbox.headers(name, arguments)
-        return Options(timeout, progress, headers, self._is_manual, progress_token=token)
+        return Options(timeout, progress, headers, self._is_manual, progress_token=token, notes=notes)
 
     async def _call_as_task(self, params: Mapping[str, Any], options: Options) -> ToolResult | TaskState:
         """Send a call that asks for a task, and return its outcome.
@@ -517,37 +535,50 @@ class Client:
         If the caller stops waiting before the task is known, the task is cancelled as soon as it is known: a request
         that asks for a task must not be cancelled by a notification.
         """
-        link = self._connected()
-        calling = link.spawn(self._exchange.call(params, options))
+        link, notes = self._connected(), options.notes
         try:
-            return await asyncio.shield(calling)
-        except asyncio.CancelledError:
-            if calling.cancelled():
-                link.check_open()  # raises ConnectionFailed if the client was closed
-            cancelling = link.spawn(self._cancel_created(calling))
+            return await self._exchange.call(params, options)
+        except BaseException as error:
+            if notes is None or notes.going_on is None or link.is_closed:
+                raise
+            cancelling = link.spawn(self._cancel_created(link, notes.going_on, params))
+            if isinstance(error, RequestTimeout):
+                raise RequestTimeout(f"{error} If it starts the task later, the client cancels it.") from None
             await asyncio.wait([cancelling], timeout=self._limits.close_seconds)
             raise
 
-    async def _cancel_created(self, calling: asyncio.Task[ToolResult | TaskState]) -> None:
-        outcome = await calling
-        if isinstance(outcome, TaskState):
-            await TaskHandle(self._live_tasks, "", outcome.id).cancel()
+    async def _cancel_created(
+        self, link: ClientConnection, calling: asyncio.Task[Answer], params: Mapping[str, Any]
+    ) -> None:
+        """Wait until the server has answered a call with a task, and cancel the task."""
+        if not (await asyncio.wait([calling], timeout=self._limits.total_seconds))[0]:
+            calling.cancel()
+            return
+        answer = await calling
+        if answer.frame.result is not UNSET:
+            state = link.era.tasks.read_handle(answer.result, params)
+            if state is not None:
+                await self._tasks.cancel(state.id)
 
-    async def _follow(self, handle: TaskHandle, timeout: float | None, progress: ProgressCallback | None) -> ToolResult:
-        """Wait for the result of a task. If nobody waits for it any more, cancel the task."""
+    async def _follow(
+        self, handle: TaskHandle, timeout: float | None, progress: ProgressCallback | None, left: float
+    ) -> ToolResult:
+        """Wait for the result of a task. If nobody waits for it any more, cancel the task.
+
+        `left` is how many seconds of the timeout were left when the server answered with the task.
+        """
         link = self._connected()
         try:
-            return await handle.follow(timeout, progress)
+            return await handle.follow(timeout, progress, left=left, is_call=True)
         except BaseException as error:
-            if must_cancel(error) and not link.is_closed:
+            if not link.is_closed and handle.must_cancel(error):
                 cancelling = link.spawn(handle.cancel())
                 await asyncio.wait([cancelling], timeout=self._limits.close_seconds)
             trim_traceback(error)
             raise
 
-    def _live_tasks(self) -> Tasks:
+    def _present_tasks(self) -> Tasks:
         self._connected()
-        self._tasks.check_exist()
         return self._tasks
 
     async def _check_result(self, name: str, result: ToolResult) -> None:

@@ -60,6 +60,7 @@ from weft.types.lifecycle import (
     RootsCapability,
     SamplingCapability,
 )
+from weft.types.tasks import TASKS_EXTENSION
 
 _log = logging.getLogger("weft.client.handlers")
 
@@ -256,14 +257,22 @@ class _Missing(msgspec.Struct, rename="camel"):
     required_capabilities: dict[str, dict[str, Any]]
 
 
-def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """Return the options of `Client` that declare the capabilities which the server requires and the client lacks.
+WITHOUT_TASKS = "Remove `tasks=False` from the client."
+
+
+def declares_tasks(declared: ClientCapabilities) -> bool:
+    """Return whether a client with these capabilities follows tasks: it does, unless it was given `tasks=False`."""
+    return TASKS_EXTENSION in (declared.extensions or {})
+
+
+def remedy_for(data: Any, declared: ClientCapabilities) -> str:
+    """Say which options of `Client` declare the capabilities that the server requires and the client lacks.
 
     `data` is the data of the server's error, which lists the required capabilities. `declared` are the capabilities of
-    the client. Returns "" if there is no option to add, or if `data` lists no capabilities.
+    the client. Returns "" if there is no option to change, or if `data` lists no capabilities.
 
-    >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
-    '`elicit_url=` and `roots=`'
+    >>> remedy_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
+    'Give the client `elicit_url=` and `roots=`.'
     """
     try:
         required = msgspec.convert(data, _Missing).required_capabilities
@@ -274,9 +283,11 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
     missing = [(name, part) for name, part in needed if name not in has or (part and part not in has[name])]
     options = [f"`{_OPTIONS[one]}=`" for one in missing if one in _OPTIONS]
     extensions: dict[str, Any] = {part: {} for name, part in missing if name == "extensions" and part}
+    needs_tasks = extensions.pop(TASKS_EXTENSION, None) is not None
     if extensions:
         options.append(f"`extensions={extensions}`")
-    return " and ".join(options)
+    remedies = [f"Give the client {' and '.join(options)}."] if options else []
+    return " ".join([*remedies, WITHOUT_TASKS] if needs_tasks else remedies)
 
 
 @dataclass(frozen=True, slots=True)

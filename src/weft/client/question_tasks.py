@@ -70,6 +70,7 @@ class _QuestionTask:
         self.ended = asyncio.Event()
         self.answer: dict[str, Any] = {}
         self.error: ProtocolError | None = None  # why there is no answer
+        self.was_fetched = False  # whether the server has asked for the answer
         self.work: asyncio.Task[None] | None = None  # answers the question
         self.expiry: asyncio.TimerHandle | None = None  # ends the task when its time to live is over
 
@@ -153,7 +154,7 @@ class QuestionTasks:
 
     def _start(self, method: str, params: Any, wanted: float | None) -> TaskState:
         """Begin to answer a question as a task, and return the task. Raises InternalError if there are too many."""
-        if len(self._tasks) >= self._limits.tasks_served:
+        if len(self._tasks) >= self._limits.tasks_served and not self._make_room():
             raise InternalError(f"Internal error: this client answers {self._limits.tasks_served} questions as tasks.")
         most = self._limits.ask_seconds
         task = _QuestionTask(most if wanted is None else min(max(wanted, _LEAST_TTL), most))
@@ -173,6 +174,17 @@ class QuestionTasks:
         else:
             task.end("completed")
 
+    def _make_room(self) -> bool:
+        """Forget the oldest task that has ended, if possible one whose answer was fetched. Return False if none has."""
+        ended = [id for id, task in self._tasks.items() if task.state.is_final]
+        id = next((id for id in ended if self._tasks[id].was_fetched), ended[0] if ended else None)
+        if id is None:
+            return False
+        task = self._tasks.pop(id)
+        if task.expiry is not None:
+            task.expiry.cancel()
+        return True
+
     def _expire(self, id: str) -> None:
         task = self._tasks.pop(id, None)
         if task is not None and task.work is not None:
@@ -191,6 +203,7 @@ class QuestionTasks:
     async def _result(self, messages: TaskMessages, params: _Params) -> Any:
         task = self._find(params)
         await task.ended.wait()
+        task.was_fetched = True
         if task.error is not None:
             raise ProtocolError(task.error.message, code=task.error.code, data=task.error.data)
         if task.state.status != "completed":

@@ -20,7 +20,7 @@ from weft.eras.tasks import SESSION_TASKS, TaskMessages
 from weft.errors import InvalidAnswer
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ServerCapabilities
-from weft.types.tasks import IMMEDIATE_RESPONSE_KEY, NOTHING, TaskState, TaskStatus, TaskSupport
+from weft.types.tasks import IMMEDIATE_RESPONSE_KEY, NOTHING, RELATED_TASK_KEY, TaskState, TaskStatus, TaskSupport
 
 DEFAULT_POLL = 1.0  # seconds between two requests for the state, if the server does not say
 _LONGEST_POLL = 86_400.0  # seconds, even if the server asks for more
@@ -60,6 +60,10 @@ class ClientTasks(Protocol):
 
     def changes_of(self, id: str) -> SubscriptionFilter | None:
         """Return the filter that subscribes to the changes of a task; None if there is no subscription."""
+        ...
+
+    def task_of(self, question: bytes) -> str | None:
+        """Return the id of the server's task for which it sends a question; None if the params name no task."""
         ...
 
 
@@ -116,6 +120,10 @@ class StatelessClientTasks:
         """Return a filter with the id of the task."""
         return SubscriptionFilter(task_ids=[id])
 
+    def task_of(self, question: bytes) -> str | None:
+        """Return None: the questions of a task are in its state, and no server sends requests."""
+        return None
+
 
 class _SessionTask(msgspec.Struct, rename="camel"):
     task_id: str
@@ -134,6 +142,18 @@ class _HandleMeta(msgspec.Struct):
 class _SessionHandle(msgspec.Struct):
     task: _SessionTask | None = None
     meta: _HandleMeta | None = field(name="_meta", default=None)
+
+
+class _RelatedTask(msgspec.Struct, rename="camel"):
+    task_id: str
+
+
+class _QuestionMeta(msgspec.Struct):
+    task: _RelatedTask | None = field(name=RELATED_TASK_KEY, default=None)
+
+
+class _Question(msgspec.Struct):
+    meta: _QuestionMeta | None = field(name="_meta", default=None)
 
 
 class SessionClientTasks:
@@ -177,6 +197,14 @@ class SessionClientTasks:
     def changes_of(self, id: str) -> SubscriptionFilter | None:
         """Return None: a server that notifies of changes does so without a subscription."""
         return None
+
+    def task_of(self, question: bytes) -> str | None:
+        """Return the id in the metadata of the question."""
+        try:
+            found = msgspec.json.decode(question, type=_Question).meta
+        except msgspec.DecodeError:  # the question is refused elsewhere
+            return None
+        return None if found is None or found.task is None else found.task.task_id
 
     def _state(self, task: _SessionTask) -> TaskState:
         return _state(task, task.ttl, task.poll_interval)

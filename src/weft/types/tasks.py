@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from weft.errors import InvalidAnswer
 from weft.types.base import Meta, NotificationParams, PageResult, Result, Struct
 from weft.types.lifecycle import RequestParams
 
@@ -36,7 +37,7 @@ class TaskState(msgspec.Struct):
 
     `result` is the encoded result of the call, with `is_error` if it is the result of a tool that failed. `error` is
     an encoded JSON-RPC error. Both are `NOTHING` if there is none. `questions` are the unanswered questions to the
-    client: encoded requests, by key.
+    client: encoded requests, by key. `requests` decodes them.
     """
 
     id: str
@@ -58,9 +59,22 @@ class TaskState(msgspec.Struct):
         return self.status in FINAL
 
     @property
+    def requests(self) -> dict[str, TaskInput]:
+        """The unanswered questions by key, decoded. Raises InvalidAnswer if one of them is no request."""
+        try:
+            return {key: msgspec.json.decode(raw, type=TaskInput) for key, raw in self.questions.items()}
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidAnswer(f"The questions of the task cannot be read: {error}.") from None
+
+    @property
     def has_result(self) -> bool:
         """Whether the call has a result."""
         return bytes(self.result) != b"null"
+
+    @property
+    def has_error(self) -> bool:
+        """Whether the call has failed with a JSON-RPC error."""
+        return bytes(self.error) != b"null"
 
 
 # --- the tasks extension, for the stateless era

@@ -484,6 +484,28 @@ async def test_a_session_that_is_gone_is_replaced_once_for_all_who_notice() -> N
     assert "mcp-session-id" not in again.headers
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_session_that_is_gone_with_its_connection_is_replaced_for_a_request_that_reads(reads: bool) -> None:
+    """The server was restarted while it served the request. Whether a call was done is not known."""
+
+    async def call(exchange: Exchange) -> None:
+        if server.current == 1:
+            server.current += 1
+            exchange.cut()
+        else:
+            await exchange.result({"content": [], "contents": []})
+
+    server = Session(call)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        if reads:
+            assert (await client.read_resource("a://b")).contents == []
+        else:
+            with pytest.raises(ConnectionFailed):
+                await client.call_tool("t")
+    assert server.methods().count("resources/read") == (3 if reads else 0)
+    assert server.methods().count("tools/call") == (0 if reads else 1)
+
+
 async def test_a_session_that_is_gone_again_at_once_is_reported() -> None:
     async def call(exchange: Exchange) -> None:
         await exchange.respond(404)

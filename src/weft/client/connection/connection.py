@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import sys
-import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -74,6 +74,15 @@ def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
     return (None, None) if found is None else (found.code, found.data)
 
 
+class CallNotes:
+    """What is noted about a call that may become a task, besides its answer."""
+
+    def __init__(self) -> None:
+        self.must_go_on = False  # whether the request must not be cancelled if the caller stops waiting
+        self.going_on: asyncio.Task[Answer] | None = None  # that request, if the caller has stopped waiting
+        self.left = math.inf  # seconds of the timeout that were left when the server answered
+
+
 class ClientConnection:
     """One connection of a client to a server: its transport, its era and its pending requests."""
 
@@ -97,6 +106,9 @@ class ClientConnection:
         self.on_stream_reopened: Callable[[], None] = ignore  # called when the standalone stream is open again
         self.on_silence: Callable[[ConnectionFailed], None] = ignore  # called when the stream for changes is lost
         self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # starts a new negotiation
+        # Called with each question of the server: its params, and the clock of the request on whose stream it came, if
+        # that is in flight. The context that it returns is open until the question is answered.
+        self.on_question: Callable[[bytes, Clock | None], AbstractContextManager[None]] = _no_context
         self._handlers = handlers
         self._ids = itertools.count(1)
         self._clocks = Clocks()  # deadlines of the requests in flight
@@ -109,7 +121,6 @@ class ClientConnection:
         self._stream: asyncio.Task[None] | None = None  # keeps the standalone stream open
         self._silence: ConnectionFailed | None = None  # error after which the standalone stream is not retried
         self._has_stream = True  # False if the server has no standalone stream
-        self.answered = 0.0  # monotonic time at which a request of the server was answered last
         self.is_closed = False
         self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
@@ -221,6 +232,7 @@ class ClientConnection:
         progress: ProgressCallback | None = None,
         progress_token: str | None = None,
         is_greeting: bool = False,
+        notes: CallNotes | None = None,
     ) -> Coroutine[Any, Any, Answer]:
         """Send a request and return its answer.
 
@@ -228,12 +240,13 @@ class ClientConnection:
         restarts the timeout, up to `most_seconds` in total (default: `limits.total_seconds`). The server repeats
         `progress_token` (default: the request id) in these notifications. With `is_greeting`, the request is part of a
         handshake: the server is not notified if the caller stops waiting, because a handshake cannot be cancelled.
+        `notes` are for calls that may become tasks.
 
         Raises RemoteError if the answer is an error, Refused if the server refuses the HTTP request, RequestTimeout if
         no answer arrives in time, ConnectionFailed if the connection breaks, InvalidAnswer if the answer is invalid.
         """
         most = self.limits.total_seconds if most_seconds is None else most_seconds
-        work = self._roundtrip(method, params, headers, seconds, most, progress, progress_token, is_greeting)
+        work = self._roundtrip(method, params, headers, seconds, most, progress, progress_token, is_greeting, notes)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
     async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -258,6 +271,7 @@ class ClientConnection:
         progress: ProgressCallback | None,
         token: str | None,
         is_greeting: bool,  # noqa: FBT001 - `roundtrip` has the names
+        notes: CallNotes | None,
     ) -> Answer:
         if self.is_closed:
             self.check_open()
@@ -269,31 +283,47 @@ class ClientConnection:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": token or request_id}}
             if token is not None:
                 self._tokens[token] = request_id
-        if seconds is not None:
-            check_timeout(seconds)
+        check_timeout(seconds)
         wait = limits.request_seconds if seconds is None else seconds
         clock = self._clocks.start(request_id, wait, most, queue)
+        clock.task_id = params.get("taskId")
         try:
-            return _checked(await self._request(request_id, method, params, headers))
+            work = self._request(request_id, method, params, headers)
+            if notes is not None and notes.must_go_on:
+                work = self._let_go_on(work, notes)
+            return _checked(await work)
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
             is_late = clock.has_run_out()
-            if not is_greeting:  # a handshake is never cancelled
+            goes_on = notes is not None and notes.going_on is not None
+            if not (is_greeting or goes_on):  # a handshake is never cancelled
                 self.give_up(request_id, "timeout" if is_late else "cancelled")
             if queue is not None:
                 await queue.stop()
             if not is_late:
                 raise
-            if clock.failure is not None:
-                raise clock.failure from None
-            raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
+            late = RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting))
+            raise clock.failure or late from None
         finally:
             self._clocks.stop(request_id)
+            if notes is not None:
+                notes.left = clock.deadline - self._clocks.now()
             if token is not None:
                 self._tokens.pop(token, None)
             del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
             if queue is not None:
                 await queue.drain(limits.close_seconds)
+
+    async def _let_go_on(self, work: Coroutine[Any, Any, Answer], notes: CallNotes) -> Answer:
+        """Await the answer to a request. If the caller stops waiting, the request goes on, as the notes then say."""
+        going_on: asyncio.Task[Answer] = self.spawn(work)
+        try:
+            return await asyncio.shield(going_on)
+        except asyncio.CancelledError:
+            if going_on.cancelled():
+                self.check_open()  # raises ConnectionFailed if the client was closed
+            notes.going_on = going_on
+            raise
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """Send a request that stays open (`subscriptions/listen`), and return its answer. There is no timeout.
@@ -504,13 +534,7 @@ class ClientConnection:
             self._asks_bytes += size
             task.add_done_callback(lambda _: self._answered(request_id, size))
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether requests of the server are being answered."""
-        return bool(self._asks)
-
     def _answered(self, request_id: RequestId, size: int) -> None:
-        self.answered = time.monotonic()
         self._asks.pop(request_id, None)
         self._asks_bytes -= size
 
@@ -519,7 +543,7 @@ class ClientConnection:
         try:
             result: Any = {}
             if method != "ping":
-                with self._held(origin):
+                with self._held(origin), self.on_question(params, self._clocks.get(origin)):
                     result = await self._handlers.answer(method, msgspec.Raw(params))
             message = encode_result(request_id, result)
         except ProtocolError as error:
@@ -629,6 +653,11 @@ def _params(frame: Frame) -> bytes:
 
 async def _not_renewed(generation: int) -> None:
     """Do nothing. This is the default for `ClientConnection.on_over`."""
+
+
+def _no_context(*_: Any) -> AbstractContextManager[None]:
+    """Return a context that does nothing. This is the default for `ClientConnection.on_question`."""
+    return nullcontext()
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")

@@ -1,8 +1,8 @@
 """Send requests: with retries and rounds of questions, for lists with several pages, and for completions.
 
-In two cases a request is sent again, at most once. If the server no longer accepts the session or the protocol version,
-the request is sent again after a new negotiation. If an HTTP connection failed, the request is sent again if it only
-reads.
+In two cases a request is sent again, at most once in each. If the server no longer accepts the session or the protocol
+version, the request is sent again after a new negotiation. If an HTTP connection failed, the request is sent again if
+it only reads.
 
 Questions of the stateless era are answered in rounds. A server may refuse a request until the user has visited web
 pages (URL elicitation). Then the user is asked once about each page, and the request is sent again until the server
@@ -28,10 +28,16 @@ from msgspec.structs import fields
 
 from weft.client.argument_checks import as_texts, check_text, check_timeout, trim_traceback
 from weft.client.callbacks import pause
-from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
+from weft.client.connection.connection import (
+    CallNotes,
+    ClientConnection,
+    ProgressCallback,
+    RequestHandlers,
+    code_and_data,
+)
 from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
-from weft.client.handlers import options_for
+from weft.client.handlers import WITHOUT_TASKS, declares_tasks, remedy_for
 from weft.client.requests.cache import CACHEABLE, CacheView
 from weft.client.results import PendingQuestions, ToolResult
 from weft.eras.base import ServerHello
@@ -89,6 +95,7 @@ class Options(msgspec.Struct, frozen=True):
     is_manual: bool = False  # raise PendingQuestions instead of answering the server's questions
     most_seconds: float | None = None  # limit of the total time with all progress; None for `limits.total_seconds`
     progress_token: str | None = None  # the server repeats it with each progress notification; None for the request id
+    notes: CallNotes | None = None  # of a call that may become a task
 
 
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
@@ -104,6 +111,7 @@ class Exchange:
     handlers: RequestHandlers
     limits: ClientLimits
     renew: Callable[[int], Awaitable[None]]  # negotiates again, unless `link.generation` has changed
+    facts: Callable[[], ServerHello]  # returns the server's capabilities
     cache: CacheView | None
 
     def __post_init__(self) -> None:
@@ -177,13 +185,13 @@ class Exchange:
         await cache.put(method, params, bytes(raw), mark)
         return raw
 
-    async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+    async def _send(self, method: str, params: Mapping[str, Any], options: Options, *, was_lost: bool = False) -> bytes:
         """Send a request and return its encoded result.
 
-        The request is sent a second time if the server no longer accepts the session or the protocol version, or if an
-        HTTP connection failed and the request only reads. If the user must visit web pages first, the request is
-        repeated after the visits. Raises ConnectionFailed if the session ended after the server had accepted the
-        request, unless the request only reads.
+        The request is sent again if the server no longer accepts the session or the protocol version, or if an HTTP
+        connection failed and the request only reads, but not after a second such failure (`was_lost`). If the user must
+        visit web pages first, the request is repeated after the visits. Raises ConnectionFailed if the session ended
+        after the server had accepted the request, unless the request only reads.
         """
         link = self.link
         if link.settling is not None:
@@ -202,10 +210,10 @@ class Exchange:
                 raise self._explained(error, method) from None
             refused = error
         except ConnectionFailed as error:
-            if method not in _REPEATABLE or not link.transport.stream_per_request:
+            if was_lost or method not in _REPEATABLE or not link.transport.stream_per_request:
                 raise
             log.debug("%s is sent again: %s", method, error)
-            return await self._again(method, params, options)
+            return await self._send(method, params, options, was_lost=True)
         await self.renew(generation)
         if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
             raise session_gone(refused, method)
@@ -227,14 +235,22 @@ class Exchange:
         if not isinstance(failure, RemoteError):
             return failure
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
-        if code == MethodNotFound.code and method not in failure.message:
+        if code == MethodNotFound.code and method == "tools/call" and self._calls_may_be_tasks():
+            if declares_tasks(self.handlers.capabilities):
+                return failure
+            told = RemoteError(code, f"{said}. {WITHOUT_TASKS}", data)  # this tool can only be called as a task
+        elif code == MethodNotFound.code and method not in failure.message:
             told = RemoteError(code, f"{said}: the server does not offer {method}", data)
-        elif options := options_for(data, self.handlers.capabilities):
-            told = RemoteError(code, f"{said}. Give the client {options}.", data)
+        elif remedy := remedy_for(data, self.handlers.capabilities):
+            told = RemoteError(code, f"{said}. {remedy}", data)
         else:
             return failure
         told.status, told.retry_after = failure.status, failure.retry_after
         return told
+
+    def _calls_may_be_tasks(self) -> bool:
+        """Return whether the server has calls that become tasks if the client asks for it: then it has `tools/call`."""
+        return self.link.era.tasks.must_ask(self.facts().capabilities)
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
         return self.link.roundtrip(
@@ -245,6 +261,7 @@ class Exchange:
             most_seconds=options.most_seconds,
             progress=options.progress,
             progress_token=options.progress_token,
+            notes=options.notes,
         )
 
     # --- questions

@@ -21,7 +21,7 @@ import msgspec
 from weft.client.callbacks import Attempts
 from weft.client.connection.connection import ClientConnection
 from weft.client.connection.negotiate import explained
-from weft.client.connection.transport import Refused
+from weft.client.connection.transport import Refused, ignore
 from weft.client.results import (
     Change,
     PromptsChanged,
@@ -183,6 +183,9 @@ class Listening:
         self.requested = requested  # the changes that the program wants
         self.honoured: SubscriptionFilter | None = None  # the changes that the server has promised to send
         self.stream_id: RequestId | None = None  # id of the request that stays open; None on the standalone stream
+        self.on_lost: Callable[[], None] = (
+            ignore  # called when a stream is lost on which the server has promised changes
+        )
         self._subscriptions = subscriptions
         self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
         self._news = asyncio.Event()  # set when there is a change to read, or the iteration has ended
@@ -317,7 +320,6 @@ class Listening:
         most = limits.resumptions
         attempts = Attempts()
         while True:
-            self.honoured = None
             since = now()
             self.stream_id = link.next_id()  # each attempt is a new request
             try:
@@ -348,6 +350,8 @@ class Listening:
             self._patience = None
             if self.honoured is not None:
                 attempts.took(now() - since)
+                self.honoured = None
+                self.on_lost()
             if attempts.failed >= most or not self._ready.is_set():
                 self.end(failure)
                 return

@@ -1,40 +1,35 @@
 """Follow tasks: calls of tools that go on after the server has answered them.
 
-A server may answer a call with a task. The client then asks for the state of the task now and then, until the task has
-ended. If the server sends the changes of tasks, the client listens, and asks more rarely. It answers the questions of
-the task with the functions that answer all questions of the server. A connection that is lost meanwhile is no error,
-because another worker of the server may have the task.
+A handle follows its task until the task has ended, shows its status messages, and answers its questions with the
+functions that answer all questions of the server. `known_tasks` asks for the states.
 
 In the session era, the request `tasks/result` waits for the end of a task. While it waits, the server sends the
-questions of the task as requests.
+questions of the task as requests, and the client asks for the state now and then, to notice if the server is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar, overload
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from weft.client.argument_checks import check_timeout, trim_traceback
-from weft.client.callbacks import CallbackQueue, pause
-from weft.client.connection.connection import ClientConnection, ProgressCallback
+from weft.client.callbacks import Attempts, CallbackQueue
+from weft.client.connection.connection import ProgressCallback
 from weft.client.connection.transport import remote_error
-from weft.client.requests.exchange import Exchange, Options, check_number
-from weft.client.requests.subscriptions import Listening, Subscriptions
+from weft.client.requests.exchange import Options, check_number
+from weft.client.requests.known_tasks import LEAST_POLL, LISTENING_POLL, Follower, KnownTask, Tasks, pause_after
 from weft.client.results import PendingQuestions, ToolCallFailed, ToolResult, read_value
 from weft.errors import (
-    CannotAnswer,
     ConnectionFailed,
     InternalError,
     InvalidAnswer,
-    InvalidParams,
     RemoteError,
     RequestTimeout,
     TaskEnded,
@@ -42,191 +37,19 @@ from weft.errors import (
     WeftError,
 )
 from weft.limits import ClientLimits
-from weft.types.interaction import InputRequest, InputRequiredResult, SubscriptionFilter
+from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import TaskState
 
 T = TypeVar("T")
 
-_LEAST_POLL = 0.05  # seconds: shortest time between two requests for the state, even if the server allows less
-_LISTENING_POLL = 15.0  # seconds between two requests for the state while the server sends its changes
-_LISTEN_AGAIN_SECONDS = 2.0  # until the client listens again after a stream has ended
-_MOST_LISTENING_FAILURES = 3  # in a row, until the client does not listen any more
 _MOST_QUESTIONS = 10_000  # questions of one task; if there are more, following it fails
-_BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which a request about a task is sent again
-
-
-class _Watch:
-    """What the server tells of one task without being asked."""
-
-    def __init__(self) -> None:
-        self.followers: set[_Follower] = set()  # all who follow the task
-        self.listening: asyncio.Task[None] | None = None  # keeps the stream open on which the server sends changes
-        self.listen_after = 0.0  # monotonic time before which the client does not listen
-        self.is_acknowledged = False  # whether the server has promised to send each change
-
-    def tell(self, state: TaskState) -> None:
-        """Give a state that the server has sent to all who follow the task."""
-        for follower in self.followers:
-            follower.latest = state
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake all who follow the task."""
-        for follower in self.followers:
-            follower.news.set()
-
-    def set_acknowledged(self, *, is_acknowledged: bool) -> None:
-        """Note that the server has promised to send each change, or that its stream is lost."""
-        self.is_acknowledged = is_acknowledged
-        for follower in self.followers:
-            follower.is_complete = False
-        self.wake()
-
-
-class _Follower:
-    """One who follows a task: what it has not read yet."""
-
-    def __init__(self, watch: _Watch) -> None:
-        self.watch = watch
-        self.news = asyncio.Event()  # set when the server has sent a state, or begins or stops to send changes
-        self.is_complete = False  # whether the state was read since the server has promised to send each change
-        self.latest: TaskState | None = None  # the newest state that the server has sent
-
-    def take(self) -> TaskState | None:
-        """Return the newest state that the server has sent since the last time, or None."""
-        latest, self.latest = self.latest, None
-        self.news.clear()
-        return latest
-
-
-@dataclass(eq=False)
-class Tasks:
-    """The tasks of one connection."""
-
-    link: ClientConnection
-    exchange: Exchange
-    subscriptions: Subscriptions
-    limits: ClientLimits
-    check: Callable[[str, ToolResult], Awaitable[None]]  # checks a result against the output schema of its tool
-    is_manual: bool  # whether the program answers questions itself
-    _watches: dict[str, _Watch] = field(default_factory=dict[str, _Watch])  # of the tasks that are followed, by id
-    _failures: int = 0  # failed attempts to listen in a row
-
-    def check_exist(self) -> None:
-        """Raise UsageError if the protocol version has no tasks."""
-        if not self.link.era.tasks.exist:
-            raise UsageError(
-                f"There are no tasks in protocol version {self.link.era.version}, which {self.link.transport.where} "
-                "speaks. Use call_tool."
-            )
-
-    def close(self) -> None:
-        """Let all who follow tasks notice that the client is closed."""
-        for watch in self._watches.values():
-            watch.wake()
-
-    def receive(self, method: str, params: bytes) -> None:
-        """Take the state of a task from a notification, if the task is followed. Ignore all other notifications."""
-        tasks = self.link.era.tasks
-        if self._watches and method == tasks.notification:
-            with suppress(InvalidAnswer):
-                state = tasks.read_state(params)
-                if (watch := self._watches.get(state.id)) is not None:
-                    watch.tell(state)
-
-    @asynccontextmanager
-    async def watched(self, id: str) -> AsyncGenerator[_Follower]:
-        """Take what the server tells of a task, within the `async with` block."""
-        watch = self._watches.setdefault(id, _Watch())
-        follower = _Follower(watch)
-        watch.followers.add(follower)
-        try:
-            yield follower
-        finally:
-            watch.followers.discard(follower)
-            if not watch.followers:
-                del self._watches[id]
-                if watch.listening is not None:
-                    watch.listening.cancel()
-
-    def listen(self, id: str, watch: _Watch) -> None:
-        """Listen for changes of a task, if the server sends them. Do nothing if the client listens already."""
-        changes = self.link.era.tasks.changes_of(id)
-        if (
-            changes is not None
-            and watch.listening is None
-            and time.monotonic() >= watch.listen_after
-            and self._failures < _MOST_LISTENING_FAILURES
-            and sum(one.listening is not None for one in self._watches.values()) < self.limits.task_streams
-        ):
-            watch.listening = self.link.spawn(self._listen(id, watch, changes))
-
-    async def _listen(self, id: str, watch: _Watch, changes: SubscriptionFilter) -> None:
-        listening = Listening(self.subscriptions, changes)
-        try:
-            await listening.start()
-            if listening.honoured is None or id not in (listening.honoured.task_ids or ()):
-                self._failures = _MOST_LISTENING_FAILURES  # this server does not send changes of tasks
-                return
-            self._failures = 0
-            watch.set_acknowledged(is_acknowledged=True)
-            async for _ in listening:  # the stream was lost, and is open again
-                watch.set_acknowledged(is_acknowledged=True)
-        except WeftError:
-            self._failures += 1
-        finally:
-            watch.listening, watch.listen_after = None, time.monotonic() + _LISTEN_AGAIN_SECONDS
-            watch.set_acknowledged(is_acknowledged=False)
-            await listening.close()
-
-    async def get(self, id: str) -> TaskState:
-        """Return the present state of a task. Raises TaskEnded if the server does not have the task any more."""
-        try:
-            message = await self.send("tasks/get", {"taskId": id})
-        except RemoteError as error:
-            if error.code != InvalidParams.code:
-                raise
-            raise TaskEnded(f"The task does not exist at {self.link.transport.where}: {error.message}") from error
-        state = self.link.era.tasks.read_state(message)
-        if state.id != id:
-            raise InvalidAnswer("The server's answer to tasks/get is about another task.")
-        return state
-
-    async def send(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        options: Options | None = None,
-        *,
-        again_on_internal_error: bool = True,
-    ) -> bytes:
-        """Send a request about a task, and return its encoded result.
-
-        If the server cannot be reached, or is busy, the request is sent again for `task_lost_seconds`. That is possible
-        because these requests have the same effect if they are sent twice.
-        """
-        given_up = 0.0  # monotonic time at which the client stops trying
-        for attempt in itertools.count():
-            try:
-                return await self.exchange.fetch(method, params, options or Options())
-            except (ConnectionFailed, RequestTimeout, RemoteError) as error:
-                given_up = given_up or time.monotonic() + self.limits.task_lost_seconds
-                may_recover = self._may_recover(error, again_on_internal_error=again_on_internal_error)
-                if not may_recover or time.monotonic() > given_up:
-                    raise
-                asked: float | None = getattr(error, "retry_after", None)
-            await asyncio.sleep(pause(attempt, None if asked is None else round(asked * 1000)))
-        raise AssertionError  # the loop has no end
-
-    def _may_recover(self, error: WeftError, *, again_on_internal_error: bool) -> bool:
-        """Return whether a request that has failed with this error may succeed later."""
-        if self.link.is_closed:
-            return False
-        if isinstance(error, RemoteError):
-            is_internal = error.status in (None, 200) and error.code == InternalError.code
-            return error.status in _BUSY or (is_internal and again_on_internal_error)
-        return self.link.transport.stream_per_request  # else the process at the other end is gone, with its tasks
+# By method of a question: a field that each answer has, and what an answer looks like, for error messages.
+_ANSWERS: Mapping[str, tuple[str, str]] = {
+    "elicitation/create": ("action", '{"action": "accept", "content": {...}} or {"action": "decline"}'),
+    "sampling/createMessage": ("role", '{"role": "assistant", "content": {...}, "model": "..."}'),
+    "roots/list": ("roots", '{"roots": [{"uri": "file:///..."}]}'),
+}
 
 
 class TaskHandle:
@@ -242,63 +65,61 @@ class TaskHandle:
         tool: str,
         id: str | None,
         *,
-        state: TaskState | None = None,
+        known: KnownTask | None = None,
         result: ToolResult | None = None,
-        token: str | None = None,
+        immediate_response: str | None = None,
     ) -> None:
         self.id = id
         self.tool = tool  # name of the tool; "" if it is not known
-        self.immediate_response = None if state is None else state.immediate_response  # for the model, while it waits
+        self.immediate_response = immediate_response  # for the model, while it waits
         self._tasks = tasks  # returns the tasks of the present connection; raises an error if there is none
-        self._first = state  # the state in the answer to the call, until the task is followed
+        self._known = known  # shared with the other handles of the task; None until it is used
         self._result = result  # None until it is known
-        self._token = token  # progress token of the call, if it stays valid as long as the task
-        self._asked: dict[str, asyncio.Task[None]] = {}  # by key: questions that are being answered, or were
-        self._sent: set[str] = set()  # keys of the questions whose answers the server has taken
-        self._failure: Exception | None = None  # why a question could not be answered, until nobody follows the task
-        self._answered = 0.0  # monotonic time at which a question was answered last
-        self._fetching: asyncio.Task[bytes] | None = None  # waits for `tasks/result`
-        self._followers = 0
 
     def __repr__(self) -> str:
         return f"<TaskHandle of {self.tool!r}>"  # without the id: it may be all that is needed to read the result
 
     async def status(self) -> TaskState:
         """Ask the server for the state of the task, once. Raises TaskEnded if the task does not exist any more."""
-        return await self._tasks().get(self.id) if self.id is not None else _plain_state()
+        if self.id is None:
+            return _plain_state()
+        tasks, known = self._open(self.id)
+        return await tasks.read(known)
 
     async def cancel(self) -> None:
         """Cancel the task. Do nothing if it has ended."""
-        if self.id is None:
-            return
-        try:
-            await self._tasks().send("tasks/cancel", {"taskId": self.id})
-        except RemoteError as error:
-            if error.code != InvalidParams.code or not (await self.status()).is_final:
-                raise
-        self._first = None
+        if self.id is not None:
+            tasks, known = self._open(self.id)
+            await tasks.cancel(known.id)
 
     async def answer(self, answers: Mapping[str, Any]) -> None:
         """Answer questions of the task by their keys, if the client has `manual_input`.
 
         Each answer is the result of the question's request, such as `{"action": "accept", "content": {"name": "Ann"}}`.
+        Raises UsageError if the task does not ask one of these questions now, or an answer has another form.
         """
         if self.id is None:
             raise UsageError("This call was answered without a task, so it asks nothing.")
-        tasks = self._tasks()
+        tasks, known = self._open(self.id)
         if tasks.link.era.tasks.result_waits:
             raise UsageError(
                 f"A task of protocol version {tasks.link.era.version} asks while its result is awaited. Give the "
                 "client functions that answer, such as `elicit=`."
             )
-        try:
-            await tasks.send("tasks/update", {"taskId": self.id, "inputResponses": dict(answers)})
-        except RemoteError as error:
-            if error.code == InvalidParams.code:
-                await tasks.get(self.id)  # raises TaskEnded if the task does not exist any more
-            raise
-        self._sent.update(answers)
-        self._first = None
+        state = known.newest
+        if state is None or not answers.keys() <= state.questions.keys():  # the server may have asked meanwhile
+            state = await tasks.read(known)
+        _check_answers(answers, _unanswered(tasks, known, state))
+        await tasks.update(known.id, answers)
+        known.answered.update(answers)
+
+    def _open(self, id: str) -> tuple[Tasks, KnownTask]:
+        """Return the tasks of the present connection, and what is known of this task."""
+        tasks = self._tasks()
+        tasks.check_exist()
+        if self._known is None:
+            self._known = tasks.known(id)
+        return tasks, self._known
 
     @overload
     async def result(
@@ -349,215 +170,271 @@ class TaskHandle:
         if self.id is None:
             yield _plain_state()
             return
-        with self._following():
-            async with aclosing(self._states(self._tasks(), self.id)) as states:
+        tasks, known = self._open(self.id)
+        with tasks.following(known) as follower:
+            async with aclosing(self._states(tasks, follower)) as states:
                 async for state in states:
                     yield state
 
     # --- following
 
-    async def follow(self, timeout: float | None, progress: ProgressCallback | None) -> ToolResult:
-        """Wait until the task has ended, answer its questions meanwhile, and return its result unchecked."""
+    async def follow(
+        self, timeout: float | None, progress: ProgressCallback | None, *, left: float = math.inf, is_call: bool = False
+    ) -> ToolResult:
+        """Wait until the task has ended, answer its questions meanwhile, and return its result unchecked.
+
+        With `is_call`, this is part of a call, of whose `timeout` so many seconds are `left`.
+        """
         if self._result is not None or self.id is None:
             assert self._result is not None
             return self._result
-        if timeout is not None:
-            check_timeout(timeout)
-        tasks = self._tasks()
+        check_timeout(timeout)
+        tasks, known = self._open(self.id)
         shown = _Progress(tasks.limits, progress)
-        with self._following():
-            work = asyncio.create_task(self._to_the_end(tasks, self.id, shown))
+        with tasks.following(known) as follower:
+            work = asyncio.create_task(self._to_the_end(tasks, follower, shown))
             try:
-                self._result = await self._within(timeout, work, tasks, shown)
+                waiting = _Waiting(tasks.limits, timeout, left)
+                while not work.done():
+                    seconds = waiting.left(known, shown)
+                    if seconds <= 0:
+                        raise RequestTimeout(waiting.message(self.tool, is_call=is_call))
+                    await asyncio.wait([work], timeout=seconds)
+                self._result = work.result()
             finally:
                 work.cancel()
                 await asyncio.wait([work])
                 await shown.close()
         return self._result
 
-    @contextmanager
-    def _following(self) -> Generator[None]:
-        """Count those who follow the task. When the last one stops, stop answering questions and waiting."""
-        self._followers += 1
-        try:
-            yield
-        finally:
-            self._followers -= 1
-            if not self._followers:
-                self._failure = None
-                for key in self._asked.keys() - self._sent:
-                    self._asked.pop(key).cancel()  # this question is answered when the task is followed again
-                if self._fetching is not None:
-                    self._fetching.cancel()
-                    self._fetching = None
+    def must_cancel(self, error: BaseException) -> bool:
+        """Return whether a call that fails with this error has to cancel its task: nobody waits for it any more.
 
-    async def _within(
-        self, timeout: float | None, work: asyncio.Task[ToolResult], tasks: Tasks, shown: _Progress
-    ) -> ToolResult:
-        """Await `work`. Raises RequestTimeout if it takes too long. The time for answering questions does not count."""
-        most = tasks.limits.task_seconds
-        seconds = most if timeout is None else min(timeout, most)
-        began = time.monotonic()
-        while not work.done():
-            since = max(began, self._answered, tasks.link.answered, shown.last)
-            if self._is_answering(tasks):
-                since = time.monotonic()
-            left = min(since + seconds, began + most) - time.monotonic()
-            if left <= 0:
-                is_most = since + seconds >= began + most
-                longer = "Client(..., limits=ClientLimits(task_seconds=...))" if is_most else "timeout="
-                waited = most if is_most else seconds
-                raise RequestTimeout(
-                    f"The task of {self.tool or 'the tool'!r} was not done within {waited:.4g} s. To wait longer, give "
-                    f"`{longer}`; to take it up later, store the id of a handle (`client.start_tool`)."
-                )
-            await asyncio.wait([work], timeout=left)
-        return work.result()
+        That is not so if the task has ended, if the program will answer its questions, or if the server is lost.
+        """
+        known = self._known
+        if known is None or (known.newest is not None and known.newest.is_final):
+            return False
+        if isinstance(error, ConnectionFailed | RemoteError):
+            return not self._tasks().may_recover(error)
+        if isinstance(error, PendingQuestions | TaskEnded):
+            return False
+        return isinstance(error, Exception | asyncio.CancelledError)
 
-    def _is_answering(self, tasks: Tasks) -> bool:
-        return tasks.link.is_asked or any(not asking.done() for asking in self._asked.values())
+    async def _to_the_end(self, tasks: Tasks, follower: Follower, shown: _Progress) -> ToolResult:
+        while True:
+            if tasks.link.era.tasks.result_waits:
+                result = await self._wait_for_result(tasks, follower, shown)
+            else:
+                result = await self._follow_states(tasks, follower, shown)
+            if result is not None:
+                return result
+            follower.known.forget()  # the server was replaced by one of the other era
+            follower.seen = None
 
-    async def _to_the_end(self, tasks: Tasks, id: str, shown: _Progress) -> ToolResult:
-        if tasks.link.era.tasks.result_waits:
-            return await self._wait_for_result(tasks, id, shown)
-        async with aclosing(self._states(tasks, id)) as states:
+    async def _follow_states(self, tasks: Tasks, follower: Follower, shown: _Progress) -> ToolResult | None:
+        """Return the result that is in the final state. Return None if the server speaks the session era now."""
+        follower.poll = LEAST_POLL
+        async with aclosing(self._states(tasks, follower)) as states:
             async for state in states:
+                if tasks.link.era.tasks.result_waits:
+                    return None
                 shown.show(state)
                 if state.is_final:
                     return _outcome(state)
-                if tasks.is_manual and state.status == "input_required":
-                    questions = _questions(tasks, state)
-                    if new := {key: questions[key] for key in questions if key not in self._sent}:
-                        raise PendingQuestions(InputRequiredResult(input_requests=new), self)
+                if tasks.is_manual and (new := _unanswered(tasks, follower.known, state)):
+                    raise PendingQuestions(InputRequiredResult(input_requests=new), self)
         raise AssertionError  # the last state is final
 
-    async def _states(self, tasks: Tasks, id: str) -> AsyncGenerator[TaskState]:
+    async def _states(self, tasks: Tasks, follower: Follower) -> AsyncGenerator[TaskState]:
         """Yield each state of the task, and answer its questions, until it has ended."""
-        state, self._first = self._first or await tasks.get(id), None
-        asked = time.monotonic()  # when the client has asked for the state the last time
-        async with tasks.watched(id) as follower:
-            while True:
-                self._take_questions(tasks, id, follower.watch, state)
-                yield state
-                if state.is_final:
-                    return
-                known = state
-                while _facts(state) == _facts(known):
-                    state, asked = await self._next_state(tasks, id, follower, state, asked)
-
-    async def _next_state(
-        self, tasks: Tasks, id: str, follower: _Follower, known: TaskState, asked: float
-    ) -> tuple[TaskState, float]:
-        """Return the next state that the server sends, or that it returns when it may be asked again.
-
-        A state that the server sends can be older than `known`. But the times in states alone do not tell that a task
-        goes on: the clocks of a server's workers differ.
-        """
-        watch = follower.watch
         while True:
-            tasks.listen(id, watch)
-            pause_seconds = max(known.poll, _LISTENING_POLL if follower.is_complete else _LEAST_POLL)
-            with suppress(TimeoutError):
-                until = asked + pause_seconds if self._failure is None else 0.0
-                async with asyncio.timeout(until - time.monotonic()):
-                    await follower.news.wait()
-            tasks.link.check_open()
-            if self._failure is not None:
-                raise self._failure
-            is_acknowledged, state = watch.is_acknowledged, follower.take()
-            if state is not None and not state.is_final and state.updated < known.updated:
-                state = known
-            if state is None and time.monotonic() >= asked + max(known.poll, _LEAST_POLL):
-                state, asked = await tasks.get(id), time.monotonic()
-            if state is not None:
-                follower.is_complete = is_acknowledged and watch.is_acknowledged
-                return state, asked
+            state = await tasks.next_state(follower)
+            self._take_questions(tasks, follower.known, state)
+            yield state
+            if state.is_final:
+                return
 
     # --- questions
 
-    def _take_questions(self, tasks: Tasks, id: str, watch: _Watch, state: TaskState) -> None:
+    def _take_questions(self, tasks: Tasks, known: KnownTask, state: TaskState) -> None:
         """Begin to answer the questions of a state that are not being answered yet."""
         if state.status != "input_required":
             return
         if tasks.link.era.tasks.result_waits:
-            self._fetch(tasks, id, None)  # the server sends its questions while this request waits
+            _fetch(tasks, known)  # the server sends its questions while this request waits
             return
         if tasks.is_manual:
             return
-        new = {key: question for key, question in _questions(tasks, state).items() if key not in self._asked}
-        if len(self._asked) + len(new) > _MOST_QUESTIONS:
+        questions = _unanswered(tasks, known, state)
+        if len(known.answered) + len(questions) > _MOST_QUESTIONS:
             raise InvalidAnswer(f"The task of {self.tool!r} has asked more than {_MOST_QUESTIONS} questions.")
-        for key, question in new.items():
-            self._asked[key] = tasks.link.spawn(self._answer_one(tasks, watch, key, question))
+        for key in questions.keys() - known.asking.keys():
+            question = questions[key]
+            known.asking[key] = tasks.link.spawn(self._answer_one(tasks, known, key, question))
 
-    async def _answer_one(self, tasks: Tasks, watch: _Watch, key: str, question: InputRequest) -> None:
+    async def _answer_one(self, tasks: Tasks, known: KnownTask, key: str, question: InputRequest) -> None:
+        """Let the program's function answer a question, and send the answer. All who follow the task get an error."""
         params = None if question.params is UNSET else question.params
+        is_answered = False
         try:
-            await self.answer({key: await tasks.exchange.answer(key, question.method, params)})
+            answer = await tasks.exchange.answer(key, question.method, params)
+            if is_answered := known.end_asking(key):
+                known.answered.add(key)
+                await tasks.update(known.id, {key: answer})
         except Exception as error:  # noqa: BLE001 - raised by those who follow the task
-            self._failure = error
-        self._answered = time.monotonic()
-        watch.wake()
+            if is_answered or known.end_asking(key):
+                known.answered.discard(key)  # it is asked again when the task is followed again
+                known.fail(error)
 
     # --- the result, where a request waits for it
 
-    async def _wait_for_result(self, tasks: Tasks, id: str, shown: _Progress) -> ToolResult:
-        """Wait for `tasks/result`, and show the status messages of the task meanwhile."""
-        showing = tasks.link.spawn(self._show_states(tasks, id, shown)) if shown.is_wanted else None
-        fetching = self._fetch(tasks, id, shown)
-        if self._token is not None and shown.is_wanted:
-            tasks.link.task_progress[self._token] = shown.report
-        try:
-            return _read(await asyncio.shield(fetching), ToolResult)
-        except asyncio.CancelledError:
-            if fetching.cancelled():
-                tasks.link.check_open()  # raises ConnectionFailed if the client was closed
-            raise
-        finally:
-            if self._token is not None:
-                tasks.link.task_progress.pop(self._token, None)
-            if showing is not None:
-                showing.cancel()
+    async def _wait_for_result(self, tasks: Tasks, follower: Follower, shown: _Progress) -> ToolResult | None:
+        """Wait for `tasks/result`, and show progress meanwhile. Return None if the server is of the other era now.
 
-    async def _show_states(self, tasks: Tasks, id: str, shown: _Progress) -> None:
-        with suppress(WeftError):  # `tasks/result` tells what has happened
-            async for state in self._states(tasks, id):
-                shown.show(state)
-
-    def _fetch(self, tasks: Tasks, id: str, shown: _Progress | None) -> asyncio.Task[bytes]:
-        """Return the asyncio task that waits for the result; begin to wait if there is none."""
-        fetching = self._fetching
-        if fetching is None or (fetching.done() and (fetching.cancelled() or fetching.exception() is not None)):
-            fetching = self._fetching = tasks.link.spawn(self._fetch_result(tasks, id, shown))
-        return fetching
-
-    async def _fetch_result(self, tasks: Tasks, id: str, shown: _Progress | None) -> bytes:
-        """Return the encoded result. If the request fails although the task goes on, send it again.
-
-        The answer to `tasks/result` alone does not say how the task has ended. An internal error can be that of the
-        task, or of a server that cannot read the result now. For a task without a result, the official TypeScript SDK
-        1.x returns an internal error, and the Python SDK 1.x a result without content.
+        Raises ConnectionFailed or RequestTimeout if the state of the task cannot be read for some time, because then
+        nobody may be left to answer. If the task has ended, but no answer comes, `tasks/result` is sent again.
         """
-        seconds = tasks.limits.task_seconds
-        progress = shown.report if shown is not None and shown.is_wanted else None
-        options = Options(seconds, progress, most_seconds=seconds)
-        was_final = False  # whether the task had ended already when the request failed the last time
-        for attempt in itertools.count():
-            try:
-                answer = await tasks.send("tasks/result", {"taskId": id}, options, again_on_internal_error=False)
-            except RemoteError as error:
-                state = await tasks.get(id)
-                if state.status == "cancelled":
-                    raise _cancelled() from error
-                if state.is_final and (was_final or error.code != InternalError.code):
-                    raise _with_reason(error, state) from None
-                was_final = state.is_final
-            else:
-                if not _has_content(answer):
-                    _check_completed(await tasks.get(id))
-                return answer
-            await asyncio.sleep(pause(attempt))  # the worker that served the request may have died
-        raise AssertionError  # the loop has no end
+        known = follower.known
+        follower.poll = LEAST_POLL if shown.is_wanted else LISTENING_POLL
+        if shown.is_wanted:
+            known.reports.add(shown.report)
+        try:
+            while True:
+                fetching, watching = _fetch(tasks, known), tasks.link.spawn(self._watch(tasks, follower, shown))
+                try:
+                    await asyncio.wait([fetching, watching], return_when=asyncio.FIRST_COMPLETED)
+                    tasks.link.check_open()
+                    if not fetching.done() and not watching.result():
+                        await asyncio.wait([fetching])
+                finally:
+                    watching.cancel()
+                if fetching.done() and not fetching.cancelled():
+                    answer = fetching.result()
+                    return None if answer is None else _read(answer, ToolResult)
+                tasks.link.check_open()
+                fetching.cancel()  # the answer is lost
+        finally:
+            known.reports.discard(shown.report)
+
+    async def _watch(self, tasks: Tasks, follower: Follower, shown: _Progress) -> bool:
+        """Show the states of a task while `tasks/result` waits. Return True some time after the task has ended.
+
+        Returns False if the states cannot be read, although the server answers.
+        """
+        newest = follower.known.newest
+        try:
+            if newest is None or not newest.is_final:
+                async for state in self._states(tasks, follower):
+                    shown.show(state)
+        except TaskEnded:
+            pass
+        except (ConnectionFailed, RequestTimeout):
+            raise
+        except WeftError:
+            return False  # `tasks/result` tells what has happened
+        await asyncio.sleep(tasks.limits.request_seconds)
+        return True
+
+
+def _fetch(tasks: Tasks, known: KnownTask) -> asyncio.Task[bytes | None]:
+    """Return the asyncio task that waits for `tasks/result`; begin to wait if there is none."""
+    fetching = known.fetching
+    is_over = fetching is None or fetching.cancelling() or fetching.cancelled()
+    if fetching is None or is_over or (fetching.done() and (fetching.exception() or fetching.result() is None)):
+        fetching = known.fetching = tasks.link.spawn(_fetch_result(tasks, known))
+    return fetching
+
+
+async def _fetch_result(tasks: Tasks, known: KnownTask) -> bytes | None:
+    """Return the encoded result; None if the server speaks the other era now.
+
+    If the request fails although the task goes on, it is sent again, as long as the server answers `tasks/get`. The
+    answer to `tasks/result` alone does not say how the task has ended. An internal error can be that of the task, or of
+    a server that cannot read the result now. For a task without a result, the official TypeScript SDK 1.x returns an
+    internal error, and the Python SDK 1.x a result without content.
+    """
+    failures = _ResultFailures(tasks, known)
+    seconds = tasks.limits.task_seconds
+    while tasks.link.era.tasks.result_waits:
+        began = time.monotonic()
+        try:
+            options = Options(seconds, known.report if known.reports else None, most_seconds=seconds)
+            answer = await tasks.exchange.fetch("tasks/result", {"taskId": known.id}, options)
+        except (ConnectionFailed, RequestTimeout, RemoteError) as error:
+            if tasks.link.era.tasks.result_waits:
+                await tasks.sleep(await failures.pause(error, time.monotonic() - began))
+        else:
+            if not _has_content(answer):
+                _check_completed(await tasks.read(known))
+            return answer
+    return None
+
+
+class _ResultFailures:
+    """The failures of `tasks/result` for one task: decides whether it is sent again, and when."""
+
+    def __init__(self, tasks: Tasks, known: KnownTask) -> None:
+        self._tasks = tasks
+        self._known = known
+        self._attempts = Attempts()
+        self._was_final = False  # whether the task had ended already when there was an internal error the last time
+        self._given_up = math.inf  # monotonic time at which the client stops to ask for the result of an ended task
+
+    async def pause(self, error: ConnectionFailed | RequestTimeout | RemoteError, stood: float) -> float:
+        """Return the seconds after which the request is sent again. Raises an error if that is of no use.
+
+        `error` is why the request has failed, after `stood` seconds.
+        """
+        tasks, known = self._tasks, self._known
+        is_answer = isinstance(error, RemoteError) and (
+            error.code == InternalError.code or not tasks.may_recover(error)
+        )
+        if not is_answer and not tasks.may_recover(error):
+            raise error
+        state = known.newest
+        if state is None or is_answer or tasks.may_poll(known):
+            state = await tasks.read(known)  # raises an error if the server is lost, or the task is gone
+        if state.status == "cancelled":
+            raise _cancelled() from error
+        if isinstance(error, RemoteError) and is_answer:
+            if state.is_final and (self._was_final or error.code != InternalError.code):
+                raise _with_reason(error, state) from None
+            self._was_final = state.is_final
+        elif state.is_final:
+            self._given_up = min(self._given_up, time.monotonic() + tasks.limits.task_lost_seconds)
+            if time.monotonic() >= self._given_up:
+                raise error
+        self._attempts.took(stood)  # the server is there
+        return pause_after(error, self._attempts.pause())
+
+
+class _Waiting:
+    """The time for which a program waits for a task. The time in which a question is answered does not count."""
+
+    def __init__(self, limits: ClientLimits, timeout: float | None, left: float) -> None:
+        self._most = limits.task_seconds
+        self._seconds = self._most if timeout is None else min(timeout, self._most)
+        self._began = time.monotonic() - (0.0 if timeout is None else max(timeout - left, 0.0))
+        self._end = self._began + self._most
+        self._is_at_its_end = False  # whether the limit `task_seconds` counts, and not the timeout
+
+    def left(self, known: KnownTask, shown: _Progress) -> float:
+        """Return the seconds that are left."""
+        now = time.monotonic()
+        since = now if known.is_asking else max(self._began, known.answered_at, shown.last)
+        self._is_at_its_end = since + self._seconds >= self._end
+        return min(since + self._seconds, self._end) - now
+
+    def message(self, tool: str, *, is_call: bool) -> str:
+        """Return the error message for a task that has taken too long. `is_call` says that it is cancelled now."""
+        waited = self._most if self._is_at_its_end else self._seconds
+        longer = "Client(..., limits=ClientLimits(task_seconds=...))" if self._is_at_its_end else "timeout="
+        goes_on = "It goes on: await `result` again, or take it up later by the `id` of the handle, with `client.task`."
+        if is_call:
+            goes_on = "The client cancels it. A task goes on if you start it with `client.start_tool`."
+        began = f"The task of {tool or 'the tool'!r} was not done within {waited:g} s."
+        return f"{began} To wait longer, give `{longer}`. {goes_on}"
 
 
 class _Progress:
@@ -604,11 +481,6 @@ def read_result(name: str, result: ToolResult, type: Any, *, raise_on_error: boo
     if result.is_error and (raise_on_error or type is not None):
         raise ToolCallFailed(name, result)
     return result if type is None else read_value(name, result, type)
-
-
-def _facts(state: TaskState) -> tuple[object, ...]:
-    """Return what is different in a state that those who follow the task must see."""
-    return state.status, state.message, state.updated, state.questions.keys()
 
 
 def _outcome(state: TaskState) -> ToolResult:
@@ -663,13 +535,29 @@ def _questions(tasks: Tasks, state: TaskState) -> dict[str, InputRequest]:
     return {key: _read(raw, InputRequest) for key, raw in state.questions.items()}
 
 
+def _unanswered(tasks: Tasks, known: KnownTask, state: TaskState) -> dict[str, InputRequest]:
+    """Return the questions of a state that the client has not answered."""
+    return {key: question for key, question in _questions(tasks, state).items() if key not in known.answered}
+
+
+def _check_answers(answers: Mapping[str, Any], questions: Mapping[str, InputRequest]) -> None:
+    """Raise UsageError if an answer belongs to none of these questions, or has not the form of a result."""
+    for key, answer in answers.items():
+        if key not in questions:
+            asked = ", ".join(repr(one[:100]) for one in list(questions)[:10])
+            raise UsageError(
+                f"The task does not ask {key[:100]!r} now. It asks {asked or 'nothing'}. Each question has one answer."
+            )
+        method = questions[key].method
+        member, form = _ANSWERS.get(method, ("", ""))
+        if member and not (
+            isinstance(answer, Raw | msgspec.Struct) or (isinstance(answer, Mapping) and member in answer)
+        ):
+            raise UsageError(f"The answer to {key[:100]!r} must be the result of {method}: {form}.")
+
+
 def _read(raw: bytes | Raw, type: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=type)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidAnswer(f"The server's message about a task cannot be read: {error}.") from None
-
-
-def must_cancel(error: BaseException) -> bool:
-    """Return whether a call that fails with this error has to cancel its task: nobody waits for it any more."""
-    return isinstance(error, asyncio.CancelledError | RequestTimeout | CannotAnswer | InvalidAnswer)
