@@ -48,7 +48,16 @@ class Echo(Extension):
         return EchoResult(said=call.context.params.name, result_type="echo")
 
 
-DECLARED = {CLIENT_CAPABILITIES_KEY: {"extensions": {"com.example/echo": {}}}}
+def declares(*ids: str) -> dict[str, Any]:
+    """The metadata of a client that declares extensions."""
+    return {CLIENT_CAPABILITIES_KEY: {"extensions": {id: {} for id in ids}}}
+
+
+async def no_answer(call: Any) -> EmptyResult:
+    return EmptyResult()
+
+
+DECLARED = declares("com.example/echo")
 
 
 @pytest.mark.spec("VER-08", "VER-05")
@@ -111,15 +120,64 @@ def test_what_is_there_twice_or_belongs_to_the_core_is_refused() -> None:
         id = "com.example/grabby"
 
         def methods(self) -> Any:
-            async def answer(call: Any) -> EmptyResult:
-                return EmptyResult()
-
-            return [(Method("tools/list", RequestParams), answer)]
+            return [(Method("tools/list", RequestParams), no_answer)]
 
     with pytest.raises(RegistrationError, match="given twice"):
         Server("s", extensions=[Twice(), Twice()])
     with pytest.raises(RegistrationError, match=r"'tools/list', which belongs to the core protocol"):
         Server("s", extensions=[Grabby()])
+
+
+@pytest.mark.spec("new-21")
+@pytest.mark.parametrize(
+    ("id", "method", "result_type", "said"),
+    [
+        ("io.modelcontextprotocol/tasks", None, None, "Own.id is 'io.modelcontextprotocol/tasks', which Weft has"),
+        ("com.example/own", "tasks/pause", None, "the method 'tasks/pause', which belongs to io.modelcontextprotocol"),
+        ("com.example/own", "tasks/get", None, "the method 'tasks/get', which belongs to io.modelcontextprotocol"),
+        ("com.example/own", "notifications/tasks", None, "the method 'notifications/tasks', which belongs to io.model"),
+        ("com.example/own", "notifications/tasks/x", None, "the method 'notifications/tasks/x', which belongs to io.m"),
+        ("com.example/own", None, "task", "the result type 'task', which belongs to 'io.modelcontextprotocol/tasks'"),
+    ],
+)
+def test_the_names_of_tasks_are_reserved(id: str, method: str | None, result_type: str | None, said: str) -> None:
+    """Also while no tool has tasks: a server gets its tools later."""
+
+    class Own(Extension):
+        def methods(self) -> Any:
+            return [] if method is None else [(Method(method, RequestParams), no_answer)]
+
+    Own.id, Own.result_types = id, frozenset({"own", result_type} - {None})  # type: ignore[arg-type] - without None
+    with pytest.raises(RegistrationError, match=said):
+        Server("s", extensions=[Own()])
+
+
+@pytest.mark.spec("new-21")
+async def test_names_that_only_resemble_those_of_tasks_are_free() -> None:
+    names = ("task/get", "mytasks/get", "notifications/task", "notifications/tasksaid", "com.example/tasks/get")
+
+    class Own(Extension):
+        id = "com.example/tasks"
+        result_types = frozenset({"tasks", "Task"})
+
+        def methods(self) -> Any:
+            return [(Method(name, RequestParams), no_answer) for name in names]
+
+    server = Server("s", extensions=[Own()])
+    server.add_tool(lambda: "done", name="work", task="optional")
+    for name in names:
+        assert (await ask(server, name, meta=declares("com.example/tasks"))).result["resultType"] == "complete"
+    handle = await ask(server, "tools/call", {"name": "work"}, meta=declares("io.modelcontextprotocol/tasks"))
+    assert handle.result["resultType"] == "task"
+    await server.stop()
+
+
+@pytest.mark.spec("new-21")
+async def test_a_handler_cannot_say_that_its_result_is_a_task() -> None:
+    server = Server("s")
+    server.add_tool(lambda: CallToolResult(content=[], result_type="task"), name="lie")
+    answer = await ask(server, "tools/call", {"name": "lie"}, meta=declares("io.modelcontextprotocol/tasks"))
+    assert answer.error["code"] == -32603
 
 
 @pytest.mark.spec("JRPC-10")

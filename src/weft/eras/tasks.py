@@ -32,6 +32,7 @@ from weft.types.lifecycle import (
 )
 from weft.types.tasks import (
     IMMEDIATE_RESPONSE_KEY,
+    TASK_RESULT,
     TASKS_EXTENSION,
     CreateSessionTaskResult,
     CreateTaskResult,
@@ -159,7 +160,7 @@ class StatelessTasks:
 
     def created(self, state: TaskState) -> Result:
         """Return the handle of the task."""
-        return CreateTaskResult(result_type="task", **_fields(state))
+        return CreateTaskResult(result_type=TASK_RESULT, **_fields(state))
 
     def described(self, state: TaskState) -> Result:
         """Return the task with its questions, its result or its error."""

@@ -22,6 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+TASK_METHODS = ("tasks/", "notifications/tasks/")  # methods whose names begin so belong to tasks
+TASK_RESULT = "task"  # the value of `resultType` of a handle
 RELATED_TASK_KEY = "io.modelcontextprotocol/related-task"
 IMMEDIATE_RESPONSE_KEY = "io.modelcontextprotocol/model-immediate-response"
 

@@ -60,6 +60,7 @@ from weft.types.features import (
 )
 from weft.types.interaction import ListenParams
 from weft.types.lifecycle import InputParams, PaginatedParams
+from weft.types.tasks import TASK_METHODS, TASK_RESULT, TASKS_EXTENSION
 
 if TYPE_CHECKING:
     from weft.server.features.prompts import Prompts
@@ -683,6 +684,9 @@ class Checks:
         require_scopes(call, () if named is None else named.scopes)
 
 
+_TASKS_ARE_BUILT_IN = "Calls of tools with task='optional' can become tasks."
+
+
 class Extension:
     """Base class of protocol extensions. Derive a class, and pass an instance to `Server(extensions=[...])`.
 
@@ -722,7 +726,10 @@ class Extension:
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:
-    """Raise RegistrationError if an extension id is malformed or given twice, or if a method exists already."""
+    """Raise RegistrationError if an extension has a malformed id, or uses a name that belongs to another.
+
+    These are ids and methods. The names of the tasks extension belong to it, also on a server without tasks.
+    """
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
     ids = [extension.id for extension in extensions]
     for extension in extensions:
@@ -731,10 +738,16 @@ def check_extensions(extensions: Sequence[Extension]) -> None:
             check_extension_id(extension.id)
         except ValueError as error:
             raise RegistrationError(f"{name}.id is {extension.id!r}: {error}") from None
+        if extension.id == TASKS_EXTENSION:
+            raise RegistrationError(f"{name}.id is {extension.id!r}, which Weft has itself. {_TASKS_ARE_BUILT_IN}")
         if ids.count(extension.id) > 1:
             raise RegistrationError(f"The extension {extension.id!r} is given twice; once is enough.")
+        if TASK_RESULT in extension.result_types:
+            what = f"{name} adds the result type {TASK_RESULT!r}, which belongs to {TASKS_EXTENSION!r}"
+            raise RegistrationError(f"{what}. Rename it. {_TASKS_ARE_BUILT_IN}")
         for method, _ in extension.methods():
-            if method.name in taken:
-                owner = taken[method.name]
+            is_of_tasks = f"{method.name}/".startswith(TASK_METHODS)
+            owner = TASKS_EXTENSION if is_of_tasks else taken.get(method.name)
+            if owner is not None:
                 raise RegistrationError(f"{name} adds the method {method.name!r}, which belongs to {owner}. Rename it.")
             taken[method.name] = extension.id
