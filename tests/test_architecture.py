@@ -448,6 +448,35 @@ def test_missing_code_is_found():
     assert missing_code("see `src/weft/nowhere.py`") == ["`src/weft/nowhere.py`"]
 
 
+# --- what knows that a task is a call of a tool
+
+TASK_CODE = [path for path in SOURCES if "tasks" in path.relative_to(PACKAGE).as_posix() and path.stem != "__init__"]
+_CALLS_OF_TOOLS = {"CallToolParams", "CallToolResult", "tools/call"}
+
+
+def knows_calls_of_tools(source: str) -> bool:
+    """Whether code names the messages of a call of a tool. Texts that only mention them do not count."""
+    names = {_last_name(node) for node in ast.walk(parse(source)) if isinstance(node, (ast.Name, ast.Attribute))}
+    texts = {node.value for node in ast.walk(parse(source)) if isinstance(node, ast.Constant)}
+    return bool((names | texts) & _CALLS_OF_TOOLS)
+
+
+@pytest.mark.spec("new-4")
+def test_the_design_names_all_code_of_tasks_that_knows_calls_of_tools():
+    """So that other requests can become tasks later, without a search."""
+    page = (ROOT / "docs" / "design" / "task.md").read_text()
+    section = page.split("## Another kind of request as a task\n")[1].split("\n## ")[0]
+    told = set(re.findall(r"^- `(.+?)`: ", section, re.MULTILINE))
+    assert told == {short(path) for path in TASK_CODE if knows_calls_of_tools(path.read_text())}
+    assert any(path.parts[-2] == "requests" for path in TASK_CODE)  # also of the client
+
+
+def test_code_that_knows_calls_of_tools_is_found():
+    assert knows_calls_of_tools('method = METHODS["tools/call"]')
+    assert knows_calls_of_tools("isinstance(result, features.CallToolResult)")
+    assert not knows_calls_of_tools('"""Return the params of `tools/call`."""\nresult: Result = read()')
+
+
 # --- things that fit a screen
 
 
