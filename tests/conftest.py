@@ -15,11 +15,9 @@ import pytest
 from hypothesis import settings
 
 from support import Live, make_server, serve
-from support.ledger import IDS, LEFT_OUT, MUSTS, TESTS, rows_of, tells_of_clients
+from support.ledger import IDS, TESTS, summary_of, tells_of_clients
 from weft.client import client
 from weft.client.connection.negotiate import Memory
-
-MOST_NAMED = 20  # rows without a test: more are missing only when a few tests are run
 
 settings.register_profile("unhurried", deadline=None)  # how long an example takes tells of the machine, not of Weft
 settings.load_profile("unhurried")
@@ -87,42 +85,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.section("requirements")
     for side, proven in (("server", _proven), ("client", _proven_by_clients)):
-        for text in _covered(side, proven):
+        for text in summary_of(side, proven):
             for wrapped in textwrap.wrap(text, 118, subsequent_indent="  "):
                 terminalreporter.write_line(wrapped)
 
 
-def _covered(side: str, proven: set[str]) -> tuple[str, str]:
-    """What is proven of the rows of one side."""
-    rows = rows_of(side)
-    musts = {row for row, level in rows.items() if level in MUSTS}
-    line = (
-        f"spec rows: {len(musts & proven)} of {len(musts)} {side} MUST rows covered; "
-        f"missing: {_names(musts - proven, LEFT_OUT[side])}"
-    )
-    more = (
-        f"all {side} rows: {len(rows.keys() & proven)} of {len(rows)} covered; "
-        f"missing: {_names(rows.keys() - musts - proven, LEFT_OUT[side])}"
-    )
-    return line, more
-
-
 def _rows(item: pytest.Item) -> list[str]:
     return [row for marker in item.iter_markers("spec") for row in marker.args]
-
-
-def _names(missing: set[str], reasons: dict[str, str]) -> str:
-    """Rows without a test, those that cannot have one here last."""
-    wanted = sorted(missing - reasons.keys())
-    if len(wanted) > MOST_NAMED:
-        return f"{len(missing)} (of some tests only; run all to see which)"
-    left_out = sorted(missing & reasons.keys())
-    parts = [", ".join(wanted)] if wanted else []
-    if left_out:
-        parts.append(
-            f"{', '.join(left_out)} (not of a library's making, or of a later issue: tests/ledger_left_out.json)"
-        )
-    return "; ".join(parts) or "none"
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,7 @@ Rows: not counted yet.
 | id | requirement | tests |
 |---|---|---|
 | A-01a | Says a. | no test |
+| A-01b | Says b. | no test |
 | A-02b | Is left out. | no test |
 | R1 | Ends nothing. | no test |
 """
@@ -122,7 +123,7 @@ def mark(test: str, *rows: str) -> object:
 
 
 def test_tests_and_reasons_are_written_into_a_page() -> None:
-    marks = [mark("test_d", "A-01", "R1"), *(mark(f"test_{name}", "A-01") for name in "cba")]
+    marks = [mark("test_d", "A-01", "R1"), mark("test_c", "A-01b"), *(mark(f"test_{name}", "A-01") for name in "ba")]
     left_out = {"server": {"A-02": "not built"}, "client": {"A-02": "not built", "A-01": "not drawn"}}
     text = requirements.with_tests(SAMPLE, marks, left_out)
     first = "`test_m.py::test_a`, `test_m.py::test_b`, `test_m.py::test_c` and 1 more"
@@ -130,11 +131,12 @@ def test_tests_and_reasons_are_written_into_a_page() -> None:
         ("A-01", "MUST", "srv", 3, first),
         ("A-02", "SHOULD NOT", "both", 3, "no test: not built"),
         ("A-03", "fact", "cli", 3, "no test"),
-        ("A-01a", "", "", None, first),  # of the whole row
+        ("A-01a", "", "", None, "no test: not drawn"),  # a test of the whole row is none of this part
+        ("A-01b", "", "", None, "`test_m.py::test_c`"),  # and of the whole row
         ("A-02b", "", "", None, "no test: not built"),
         ("R1", "", "", None, "`test_m.py::test_d`"),
     ]
-    assert "Rows: 6. With a test: 3. Without one, for a reason that is given: 2. Without one: 1." in text
+    assert "Rows: 7. With a test: 3. Without one, for a reason that is given: 3. Without one: 1." in text
     assert r"| Says `a\|b`. |" in text
     assert requirements.with_tests(text, marks, left_out) == text
 

@@ -44,8 +44,7 @@ Rows: not counted yet.
 - An id such as `HDR-20` names a row of the protocol, and `@pytest.mark.spec("HDR-20")` a test that proves it. `R12` is
   a rule and `D6` a default for hostile input; their tests have `@pytest.mark.security("R12")`.
 - Tasks stand here twice: in brief with the protocol, and in detail at the end. There a letter names a part: `TASK-12a`
-  is of `TASK-12`: where no test names the part, it has the tests of the whole row, which has those of all its parts.
-  `new-1` and `L11-u1` stand only there.
+  is of `TASK-12`, which has the tests of all its parts. `new-1` and `L11-u1` stand only there.
 - The level is the word of the specification; "fact" is something that only its schema or an example says.
 - Who must do it: `srv` a server, `cli` a client, `both`, `AS` an authorization server, `rcv` the side that receives the
   request, `host` the program around a client, `mid` a proxy. The last two are not the work of a library.
@@ -184,8 +183,7 @@ def whole_of(row: str) -> str:
 
 
 def _tests_of(row: str, tests: dict[str, dict[str, int]], left_out: Mapping[str, Mapping[str, str]]) -> str:
-    whole = whole_of(row)
-    found = tests.get(row) or tests.get(whole, {})
+    whole, found = whole_of(row), tests.get(row, {})
     if row == whole:
         found = {test: named for part in tests if whole_of(part) == whole for test, named in tests[part].items()}
     reasons = dict.fromkeys(left_out[side][whole] for side in left_out if whole in left_out[side])
