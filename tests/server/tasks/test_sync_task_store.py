@@ -128,6 +128,8 @@ def test_nothing_stays_behind(tmp_path: Path, redis: RedisServer) -> None:
 def test_a_store_that_was_made_before_a_fork_works_after_it(tmp_path: Path, redis: RedisServer) -> None:
     """So a worker of Celery may have it in a module. A store that was used before works in the parent only."""
     code = """
+    import warnings
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # by Python 3.12 and up
     for use in range(2):
         if os.fork() == 0:
             try:
