@@ -268,7 +268,7 @@ async def test_the_result_of_a_step_in_a_thread_is_dropped_if_the_task_was_lost_
     id = await one.start("haul")
     await eventually(lambda: mountain.did)
     one.runner._runs[id].stop("lost")
-    await eventually(lambda: not len(one.runner))
+    await eventually(lambda: not one.runner._running)
     mountain.lifted.set()
     await eventually(kept.is_set)
     assert entries(fleet.memory)["log"] == []
