@@ -61,7 +61,7 @@ class Task(msgspec.Struct, frozen=True):
     after: float = 0.0  # Seconds after which a call becomes a task; 0: at once.
     ttl: float = 3600.0  # Seconds after its creation for which a task is kept, and in which it must be done.
     poll: float = 1.0  # Seconds that a client should wait between two requests for the state.
-    # What happens if the worker dies that runs the task: its handler runs again on another one, or the task has failed.
+    # What happens if the worker dies or stops while the handler runs: it runs again on another one, or the task fails.
     restart: Literal["resume", "never"] = "resume"
     immediate_response: str | None = None  # What a model may be told while the task runs; for clients of 2025-11-25.
 

@@ -110,7 +110,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
     home: str = ""  # worker that has created the task, and counts it
-    restarts: bool = True  # whether the handler runs again after its worker has died
+    restarts: bool = True  # whether the handler runs again if its worker dies or stops
     asked: dict[str, AskedQuestion] = field(default_factory=dict[str, AskedQuestion])  # every question so far, by key
     answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])  # not in the journal yet
     deaths: int = 0  # workers in a row that died while running this task, without a new entry in the journal
