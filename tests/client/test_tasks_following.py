@@ -247,6 +247,16 @@ async def test_a_tool_that_fails_is_a_result() -> None:
         assert (failed.is_error, failed.text) == (True, "broken")
         with pytest.raises(ToolCallFailed, match="broken"):
             await client.call_tool("t", raise_on_error=True)
+        handle = await client.start_tool("t")
+        assert [one.is_error async for one in handle] == [True]
+        assert (await handle.status()).is_error
+
+
+async def test_a_state_with_a_result_of_another_form_is_an_invalid_answer() -> None:
+    server = TaskServer(state("completed", result={**result("broken"), "isError": "yes"}))
+    async with asyncio.timeout(LONG), Client(server) as client:
+        with pytest.raises(InvalidAnswer, match="isError"):
+            await (await client.start_tool("t")).status()
 
 
 @pytest.mark.spec("new-11")

@@ -71,6 +71,10 @@ class _Handle(msgspec.Struct, rename="camel"):
     result_type: str | None = None
 
 
+class _Outcome(msgspec.Struct, rename="camel"):
+    is_error: bool = False
+
+
 class _ExtensionTask(msgspec.Struct, rename="camel"):
     task_id: str
     status: TaskStatus
@@ -112,6 +116,7 @@ class StatelessClientTasks:
             state.questions = task.input_requests
         elif task.status == "completed":
             state.result = task.result
+            state.is_error = state.has_result and _decode(task.result, _Outcome).is_error
         elif task.status == "failed":
             state.error = task.error
         return state

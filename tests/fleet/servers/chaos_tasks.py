@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import time
 
 from support.remote import shared_notes
@@ -10,7 +11,7 @@ from weft import Context, Limits, Server, Task
 # All clients of the test have one address, so half of the places are theirs.
 server = Server("chaos tasks", limits=Limits(tasks_at_once=16, listen_streams_per_peer=1000, sessions_per_peer=1000))
 notes = shared_notes()
-STEP_SECONDS = 0.15
+MIN_SECONDS, MAX_SECONDS = 0.1, 0.2  # of a step; they differ, so that tasks do not go on in step with each other
 
 
 @server.tool(task=Task("required", poll=0.5))
@@ -25,6 +26,6 @@ async def render(ctx: Context, scene: str, frames: int) -> list[str]:
 
 async def paint(scene: str, number: int) -> str:
     """Paint one frame: a row in a file. The rest of the function could not be shorter."""
-    await asyncio.sleep(STEP_SECONDS)
+    await asyncio.sleep(random.uniform(MIN_SECONDS, MAX_SECONDS))
     notes.add("frames", f"{scene} {number} {os.getpid()} {time.time()}")
     return f"{scene} {number}"

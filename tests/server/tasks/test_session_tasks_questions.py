@@ -98,6 +98,14 @@ async def test_the_server_asks_for_no_tasks_of_the_client(shop: Workshop, declar
     assert "task" not in question["params"]
 
 
+async def test_what_the_client_cannot_answer_is_not_asked(shop: Workshop) -> None:
+    """The error says what the client lacks, and not that the server runs without sessions."""
+    client = await shop.client(capabilities={})
+    task = await client.start("frame", photo="attic")
+    text = await (await (await client.wait(task["taskId"]))).text()
+    assert "the client must declare the capability `elicitation.form`" in text
+
+
 # What becomes of the answers.
 
 

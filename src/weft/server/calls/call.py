@@ -78,6 +78,7 @@ class Call:
     spends: str | None = None  # The single-use `requestState` of this call, if it has one.
     task: Any = None  # The `TaskRun`, or `PlainCall`, if the tool can be called as a task.
     questions: list[Question] | None = None  # Questions of this call, to find those that were not awaited.
+    knew_client = False  # Whether the capabilities were known to the worker that stored this call as a task.
     _cancellation: Cancellation | None = None
     _context: Any = None
 
@@ -153,7 +154,7 @@ class Call:
     @property
     def knows_client(self) -> bool:
         """Whether the server knows the client's capabilities, from this call or from the session."""
-        return self.session is not None or not self.era.remembers
+        return self.knew_client or self.session is not None or not self.era.remembers
 
     @property
     def principal(self) -> str | None:

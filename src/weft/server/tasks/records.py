@@ -97,6 +97,7 @@ class TaskRequest(msgspec.Struct, array_like=True, gc=False):
     token_info: TokenInfo | None
     address: str  # address or pipe of the client
     logical: str  # id of the logical call, if it had rounds before it became a task
+    knows_client: bool  # whether the capabilities are known
 
 
 class TaskRecord(TaskState, array_like=True, kw_only=True):

@@ -465,6 +465,7 @@ def to_request(call: Call, logical: str) -> TaskRequest:
         call.token_info,
         call.address,
         logical,
+        call.knows_client,
     )
 
 
@@ -481,4 +482,6 @@ def to_call(runtime: Runtime, request: TaskRequest, reply: Reply) -> Call | None
         revision, method, params, request.client_capabilities, request.client_info, request.log_level, token
     )
     headers = None if request.headers is None else read_headers(request.headers)
-    return Call(runtime, request.id, envelope, era, reply, headers, request.address, token_info=request.token_info)
+    call = Call(runtime, request.id, envelope, era, reply, headers, request.address, token_info=request.token_info)
+    call.knew_client = request.knows_client
+    return call
