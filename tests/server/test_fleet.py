@@ -78,7 +78,7 @@ async def workers() -> AsyncIterator[list[Server]]:
     for server in made:
         await server.stop()
     assert backend.memory.bus._topics == {}
-    assert not [key for key in backend.memory.store._values if "worker" in key]
+    assert not [key for key, value in backend.memory.store._values.items() if "worker" in key and value]
 
 
 # Who is alive.
@@ -196,6 +196,19 @@ async def test_nobody_is_dead_for_a_worker_that_has_just_joined(
     assert await fresh.engine.fleet.is_alive(old.worker)
     await asyncio.sleep(0.5)
     assert not await fresh.engine.fleet.is_alive(old.worker)
+    await fresh.stop()
+
+
+async def test_a_worker_that_has_just_joined_knows_who_has_left(workers: list[Server]) -> None:
+    """So it does not wait until it takes over the work of one that was restarted."""
+    old = workers[0].engine.fleet
+    await workers[0].stop()
+    fresh = make_worker(workers[1].backend)
+    await fresh.start()
+    assert not await fresh.engine.fleet.is_alive(old.worker)
+    await workers[0].start()
+    assert await fresh.engine.fleet.is_alive(old.worker)
+    assert len(await fresh.engine.fleet.workers()) == 3
     await fresh.stop()
 
 
@@ -780,7 +793,7 @@ async def test_a_worker_signs_off_also_if_it_does_not_wait_for_open_calls(caplog
     await fresh.start()
     assert await fleet.find_workers(fresh.engine.backend)
     await fresh.stop()
-    assert not [key for key in backend.memory.store._values if "worker" in key]
+    assert not [key for key, value in backend.memory.store._values.items() if "worker" in key and value]
     assert backend.memory.bus._topics == {}
     assert "could not sign off" not in caplog.text
 

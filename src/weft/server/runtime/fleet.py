@@ -43,9 +43,11 @@ LEASE_SECONDS = 15.0  # A lease expires after this time; it is renewed three tim
 CONFIRM_SECONDS = 0.5  # wait for the confirmation of a message; then the receiver is asked whether it has the message
 SEND_SECONDS = 10.0  # give up sending a message to one worker
 INFORM_SECONDS = 1.0  # wait for the confirmations of `inform`
+LEFT_SECONDS = 600.0  # others, also those that start later, can read that a worker has left, and do not wait for it
 LEAVE_SECONDS = 2.0  # for a worker that stops: to send its last changes, and to end its lease
 MOST_CHANGES = 1000  # changes that wait to be sent to the others; with more, they are told that everything changed
 MOST_CHANGE_CHARACTERS = 1024 * 1024  # the same for the length of their URIs
+_SIGNED_OFF = b""  # the lease of a worker that has left
 _ID_BYTES = 6
 _MOST_SEEN = 1000  # received messages that are remembered, to recognise repetitions
 
@@ -170,9 +172,9 @@ class Fleet:
                     await asyncio.wait(self._background, timeout=LEAVE_SECONDS / 2)
                 while self._leave_bus:
                     await self._leave_bus.pop()()
-                await self._cancel_background()  # before the lease is deleted, which one of the tasks may renew
+                await self._cancel_background()  # before the lease ends, which one of the tasks may renew
                 await self._backend.sets.remove(_WORKERS, self.worker)
-                await self._backend.store.delete(_lease(self.worker))
+                await self._backend.store.put(_lease(self.worker), _SIGNED_OFF, ttl=LEFT_SECONDS)
                 await self.publish(LEFT, b"")
         except (BackendUnavailable, TimeoutError, OSError) as error:
             why = str(error).strip().rstrip(".") or "no answer in time"
@@ -276,7 +278,10 @@ class Fleet:
         if self.is_alone:
             return False
         asked = time.monotonic()  # if this worker is paused now, the answer says nothing of the time after this
-        if (lease := await self._backend.store.get(_lease(worker))) is not None:
+        lease = await self._backend.store.get(_lease(worker))
+        if lease == _SIGNED_OFF:
+            return False
+        if lease is not None:
             self._missing_since.pop(worker, None)
             return self._is_renewed(worker, lease, asked) or time.monotonic() < self._unsure_until
         self._known_leases.pop(worker, None)
@@ -503,7 +508,7 @@ async def find_workers(backend: Backend, without: str = "") -> list[WorkerFacts]
     found: list[WorkerFacts] = []
     for worker in await backend.sets.names(_WORKERS):
         facts = await backend.store.get(_lease(worker)) if worker != without else None
-        if facts is not None and await _is_listening(backend, worker):
+        if facts and await _is_listening(backend, worker):
             try:
                 found.append(_read_facts(facts))
             except msgspec.DecodeError as error:
