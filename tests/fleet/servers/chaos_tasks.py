@@ -11,7 +11,7 @@ from weft import Context, Limits, Server, Task
 # All clients of the test have one address, so half of the places are theirs.
 server = Server("chaos tasks", limits=Limits(tasks_at_once=16, listen_streams_per_peer=1000, sessions_per_peer=1000))
 notes = shared_notes()
-MIN_SECONDS, MAX_SECONDS = 0.1, 0.2  # of a step; they differ, so that tasks do not go on in step with each other
+MIN_SECONDS, MAX_SECONDS = 0.04, 0.12  # of a step; they differ, so that tasks do not go on in step with each other
 
 
 @server.tool(task=Task("required", poll=0.5))
