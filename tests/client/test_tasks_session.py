@@ -519,6 +519,53 @@ async def test_answered_questions_make_room_for_others() -> None:
         assert (await server.ask("tasks/result", taskId=waiting))["result"]["content"] == {"name": "Ann"}
 
 
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("end", ["answered", "cancelled", "expired", "failed"])
+async def test_questions_that_are_being_answered_as_tasks_have_a_limit_of_size(
+    end: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although their requests are answered at once. When they have ended, there is room for others."""
+    monkeypatch.setattr("weft.client.question_tasks._LEAST_TTL", 0.1)
+    server, go_on = Asker(), asyncio.Event()
+    big = {**QUESTION, "message": "x" * 10_000}
+
+    async def elicit(_: FormQuestion) -> dict[str, Any]:
+        await go_on.wait()
+        if end == "failed":
+            raise ValueError
+        return {"name": "Ann"}
+
+    async def create() -> str:
+        id: str = (await server.ask("elicitation/create", **big, task={}))["result"]["task"]["taskId"]
+        return id
+
+    limits = ClientLimits(asks_bytes=32_000, asks_at_once=2)  # so the third one waits
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit, limits=limits) as client:
+        link = client._connected()
+        ids = [await create() for _ in range(3)]
+        assert 30_000 < link._asks_bytes <= 32_000
+        refused = [asyncio.create_task(server.ask("elicitation/create", **big, **more)) for more in ({"task": {}}, {})]
+        await eventually(lambda: "asks too much at once" in caplog.text)
+        assert len((await server.ask("tasks/list"))["result"]["tasks"]) == 3  # small requests are still answered
+        match end:
+            case "cancelled":
+                for id in ids:
+                    await server.ask("tasks/cancel", taskId=id)
+            case "expired":
+                for id in ids:
+                    client._questions._expire(id)
+            case _:
+                go_on.set()
+        await eventually(lambda: link._asks_bytes == 0)
+        await create()  # there is room again
+        go_on.set()
+        await eventually(lambda: link._asks_bytes == 0)
+        assert not link._going_on
+        for one in refused:
+            assert not one.done()
+            one.cancel()
+
+
 async def test_many_questions_that_are_answered_are_no_problem() -> None:
     server = Asker()
     async with asyncio.timeout(LONG), client_of(server, elicit=lambda _: {"name": "Ann"}) as client:
