@@ -44,6 +44,7 @@ from weft.types.tasks import TaskState
 T = TypeVar("T")
 
 _MOST_QUESTIONS = 10_000  # questions of one task; if there are more, following it fails
+_MOST_KEYS = 4 * 1024 * 1024  # characters of the keys of these questions, because each is remembered
 # By method of a question: a field that each answer has, and what an answer looks like, for error messages.
 _ANSWERS: Mapping[str, tuple[str, str]] = {
     "elicitation/create": ("action", '{"action": "accept", "content": {...}} or {"action": "decline"}'),
@@ -267,8 +268,6 @@ class TaskHandle:
         if tasks.is_manual:
             return
         questions = _unanswered(tasks, known, state)
-        if len(known.answered) + len(questions) > _MOST_QUESTIONS:
-            raise InvalidAnswer(f"The task of {self.tool!r} has asked more than {_MOST_QUESTIONS} questions.")
         for key in questions.keys() - known.asking.keys():
             question = questions[key]
             known.asking[key] = tasks.link.spawn(self._answer_one(tasks, known, key, question))
@@ -536,8 +535,16 @@ def _questions(tasks: Tasks, state: TaskState) -> dict[str, InputRequest]:
 
 
 def _unanswered(tasks: Tasks, known: KnownTask, state: TaskState) -> dict[str, InputRequest]:
-    """Return the questions of a state that the client has not answered."""
-    return {key: question for key, question in _questions(tasks, state).items() if key not in known.answered}
+    """Return the questions of a state that the client has not answered.
+
+    The client remembers the keys of those that it has answered. Raises InvalidAnswer if they become too many.
+    """
+    new = {key: question for key, question in _questions(tasks, state).items() if key not in known.answered}
+    if len(known.answered) + len(new) > _MOST_QUESTIONS:
+        raise InvalidAnswer(f"The task has asked more than {_MOST_QUESTIONS} questions.")
+    if new and sum(map(len, known.answered)) + sum(map(len, new)) > _MOST_KEYS:
+        raise InvalidAnswer(f"The keys of the task's questions have more than {_MOST_KEYS} characters in total.")
+    return new
 
 
 def _check_answers(answers: Mapping[str, Any], questions: Mapping[str, InputRequest]) -> None:
