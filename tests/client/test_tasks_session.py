@@ -145,6 +145,36 @@ async def test_notifications_are_shown_and_not_relied_on() -> None:
         assert (await calling).text == "the result"
 
 
+async def test_a_message_is_shown_once_although_it_comes_as_status_and_as_progress() -> None:
+    """And progress is, although the server repeats it when the client asks for the result again."""
+    server, shown = session(), list[Any]()
+    server.task = state(statusMessage="painting")
+    server.on["tasks/result"] = lambda _: SILENCE
+
+    def say(progress: int, message: str) -> None:
+        token = server.calls("tasks/result")[-1]["params"]["_meta"]["progressToken"]
+        told = {"progressToken": token, "progress": progress, "total": 3, "message": message}
+        server.say({"method": "notifications/progress", "params": told})
+
+    async with asyncio.timeout(LONG), client_of(server) as client:
+        handle = client.task(ID)
+        waiting = asyncio.create_task(
+            handle.result(progress=lambda update: shown.append((update.progress, update.total, update.message)))
+        )
+        await eventually(lambda: shown == [(1, None, "painting")])
+        say(1, "painting")
+        say(2, "painting")
+        await eventually(lambda: shown[-1] == (2, 3, "painting"))
+        server.answer(server.calls("tasks/result")[0], error={"code": -32603, "message": "try again"})
+        await server.asked("tasks/result", 2)
+        say(2, "painting")
+        say(3, "drying")
+        await eventually(lambda: shown[-1] == (3, 3, "drying"))
+        assert shown == [(1, None, "painting"), (1, 3, None), (2, 3, "painting"), (3, 3, "drying")]
+        server.answer(server.calls("tasks/result")[1], result())
+        await waiting
+
+
 @pytest.mark.spec("L11-u7")
 async def test_states_are_asked_for_no_faster_than_the_server_wants() -> None:
     server = session()

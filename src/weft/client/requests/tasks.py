@@ -445,7 +445,7 @@ class _Progress:
         self._queue = None if function is None else CallbackQueue(function, limits.changes_kept, "progress(update)")
         self._message: str | None = None  # the last status message
         self._number = 0  # of the last status message
-        self._has_numbers = False  # whether the server also sends progress with numbers
+        self._reported: tuple[object, ...] | None = None  # the last progress with numbers, if there was any
 
     @property
     def is_wanted(self) -> bool:
@@ -454,14 +454,24 @@ class _Progress:
 
     def show(self, state: TaskState) -> None:
         """Tell the program of a new status message, unless the server also sends it as progress with numbers."""
-        if state.message is not None and state.message != self._message and not self._has_numbers:
+        if state.message is not None and state.message != self._message and self._reported is None:
             self._message = state.message
             self._number += 1
             self._call(ProgressParams(progress_token=state.id, progress=self._number, message=state.message))
 
     def report(self, update: ProgressParams) -> None:
-        """Tell the program of progress with numbers."""
-        self._has_numbers = True
+        """Tell the program of progress with numbers. Leave out what it was told already.
+
+        The server repeats the newest progress if `tasks/result` is sent again. Its message may have been read in the
+        state of the task before.
+        """
+        self.last = time.monotonic()
+        reported = update.progress, update.total, update.message
+        if reported == self._reported:
+            return
+        if self._reported is None and update.message == self._message:
+            update = msgspec.structs.replace(update, message=None)
+        self._reported = reported
         self._call(update)
 
     def _call(self, update: ProgressParams) -> None:
