@@ -361,9 +361,11 @@ async def _fetch_result(tasks: Tasks, known: KnownTask) -> bytes | None:
             options = Options(seconds, known.report if known.reports else None, most_seconds=seconds)
             answer = await tasks.exchange.fetch("tasks/result", {"taskId": known.id}, options)
         except (ConnectionFailed, RequestTimeout, RemoteError) as error:
+            tasks.note_loss(error)
             if tasks.link.era.tasks.result_waits:
                 await tasks.sleep(await failures.pause(error, time.monotonic() - began))
         else:
+            tasks.note_answer()
             if not _has_content(answer):
                 _check_completed(await tasks.read(known))
             return answer
