@@ -1,6 +1,7 @@
 """Tasks of revision 2025-11-25: a client that asks for them, and one that answers questions as tasks."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -594,6 +595,31 @@ async def test_questions_that_are_being_answered_as_tasks_have_a_limit_of_size(
         for one in refused:
             assert not one.done()
             one.cancel()
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_of_a_question_is_kept_when_its_task_has_ended(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task is known until it expires. An exception would keep all that its functions had."""
+    caplog.set_level("CRITICAL", logger="weft.client.handlers")  # because records keep it, too
+
+    def elicit(_: FormQuestion) -> dict[str, Any]:
+        if fails:
+            raise ValueError
+        return {"name": "Ann"}
+
+    server = Asker()
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit) as client:
+        mine = {**QUESTION, "message": "to be forgotten"}
+        id = (await server.ask("elicitation/create", **mine, task={}))["result"]["task"]["taskId"]
+        assert ("error" in await server.ask("tasks/result", taskId=id)) is fails
+        await eventually(lambda: client._connected()._asks_bytes == 0)
+        gc.collect()
+        left = [one for one in gc.get_objects() if isinstance(one, FormQuestion) and one.message == mine["message"]]
+        assert not left
+        assert id in client._questions._tasks
 
 
 async def test_many_questions_that_are_answered_are_no_problem() -> None:

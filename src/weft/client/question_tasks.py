@@ -167,8 +167,8 @@ class QuestionTasks:
     async def _work(self, task: _QuestionTask, method: str, params: Any) -> None:
         try:
             task.answer = await self._answer_now(method, params)
-        except ProtocolError as error:
-            task.end("failed", error)
+        except ProtocolError as error:  # whose traceback has the whole question
+            task.end("failed", ProtocolError(error.message, code=error.code, data=error.data))
         except asyncio.CancelledError:
             task.end("cancelled")
             raise
