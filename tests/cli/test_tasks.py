@@ -269,6 +269,22 @@ def test_a_task_that_does_not_exist(studio: Studio, options: list[str]) -> None:
     assert done.stderr.startswith(f"weft: The task does not exist at {studio.url}")
 
 
+def test_a_task_that_failed(studio: Studio) -> None:
+    """Nothing was refused: the task has ended with an error."""
+    waited = run_weft("task", studio.url, in_background(studio, "close"))
+    assert (waited.returncode, waited.stdout) == (1, "")
+    assert waited.stderr == "weft: The task failed: The studio is closed. (1001)\n"
+
+
+async def test_a_request_about_a_task_that_is_refused() -> None:
+    server = TaskServer()
+    server.on["tasks/get"] = lambda _: Refusal(1001, "not today")
+    async with http_server(server.serve) as url:
+        waited = await asyncio.to_thread(run_weft, "task", url, ID)
+    assert (waited.returncode, waited.stdout) == (1, "")
+    assert waited.stderr == f"weft: {url} refused tasks/get: not today (1001)\n"
+
+
 def test_the_questions_of_a_task_are_shown_and_not_answered(studio: Studio) -> None:
     with weft.sync.Client(studio.url, elicit=lambda _: "cancel", manual_input=True) as client:
         handle = client.start_tool("sign")

@@ -2,6 +2,10 @@
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +154,52 @@ async def test_calls_of_a_server_of_weft_that_take_too_long_leave_nothing() -> N
         await eventually(lambda: not client._tasks._followed)
     gc.collect()
     assert handles() == 0
+
+
+LEFT_OPEN = {
+    "break": "async for _ in handle: break",
+    "open": "kept.append(aiter(handle)); await anext(kept[0])",
+    "open in a cycle": "kept.append(aiter(handle)); await anext(kept[0]); kept.append(kept); del kept",
+    "open, and the client is closed": "kept.append(aiter(handle)); await anext(kept[0]); await client.close()",
+    "waiting": "kept.append(asyncio.ensure_future(last(handle))); await asyncio.sleep(0.1)",
+    "an error": "async for _ in handle: raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+@pytest.mark.parametrize("code", LEFT_OPEN.values(), ids=LEFT_OPEN)
+def test_a_program_that_ends_while_it_iterates_over_a_task_is_told_nothing(code: str, era: str) -> None:
+    """Neither of asyncio tasks that are pending, nor of generators that were not closed."""
+    program = f"""
+import asyncio, gc
+from support.task_servers import TaskServer
+from weft import Client
+
+async def last(handle):
+    return [state async for state in handle][-1]
+
+async def main():
+    kept = kept_by_program
+    client = Client(TaskServer(is_session={era == "session"}, pushes={era == "stateless"}), eras=({era!r},))
+    await client.connect()
+    handle = await client.start_tool("t")
+    {code}
+
+kept_by_program = []
+asyncio.run(main(), debug=True)
+kept_by_program = None
+gc.collect()
+print("ended")
+"""
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    complaints = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]  # slow machines
+    assert (ended.returncode, complaints) == (0, [])
+    assert ended.stdout == ("" if "SystemExit" in code else "ended\n")

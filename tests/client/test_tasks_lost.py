@@ -11,7 +11,7 @@ import pytest
 from support.fakes import Exchange, http_server, reply
 from support.raw_sessions import eventually
 from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, form, result, state
-from weft import CannotAnswer, Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, WeftError
+from weft import CannotAnswer, Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, TaskEnded, WeftError
 from weft.client.requests import known_tasks, tasks
 
 LONG = 30
@@ -170,6 +170,105 @@ async def test_a_client_that_is_closed_does_not_wait_for_a_pause_to_end(how: str
         await client.close()
         with pytest.raises(ConnectionFailed, match="was closed"):
             await using
+
+
+# --- what the log and the errors say
+
+
+class Flaky:
+    """A server over HTTP that can be lost, and come back without its task."""
+
+    def __init__(self, *, is_session: bool) -> None:
+        self.server = TaskServer(is_session=is_session)
+        self.is_lost = False
+        self.failed = 0  # requests about tasks, while it was lost
+
+    async def serve(self, exchange: Exchange) -> None:
+        if self.is_lost:
+            self.failed += (exchange.rpc or "").startswith("tasks/")
+            exchange.cut()
+        elif exchange.rpc == "tasks/result" and self.server.task["status"] == "working":
+            await eventually(lambda: self.is_lost or self.server.task["status"] != "working")
+            await self.serve(exchange)
+        else:
+            await self.server.serve(exchange)
+
+    async def lose(self) -> None:
+        """Be lost until several requests have failed."""
+        self.failed, self.is_lost = 0, True
+        await eventually(lambda: self.failed >= 6)
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_a_lost_connection_is_logged_once_until_it_is_back(era: Any, caplog: pytest.LogCaptureFixture) -> None:
+    flaky = Flaky(is_session=era == "session")
+    async with asyncio.timeout(LONG), http_server(flaky.serve) as url, Client(url, eras=(era,)) as client:
+        handle = await client.start_tool("t")
+        waiting = [asyncio.create_task(handle.result(progress=lambda _: None)) for _ in range(2)]
+        await flaky.server.asked("tasks/get")
+        assert not caplog.records
+        await flaky.lose()
+        flaky.server.task, flaky.is_lost = done(), False
+        assert {(await one).text for one in waiting} == {"done"}
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == [f"The connection to {url} was lost while a task is awaited; trying again for 120 s."]
+        client._tasks._seldom._SECONDS = 0  # type: ignore[misc] - several within a minute are logged less often
+        flaky.is_lost = True
+        reading = asyncio.create_task(handle.status())
+        await eventually(lambda: len(caplog.records) == 2)  # another time
+        flaky.is_lost = False
+        await reading
+
+
+async def test_a_result_shows_that_the_server_is_back() -> None:
+    """The state may not be asked for again. Then the next loss is another one."""
+    server = TaskServer(is_session=True)
+    async with asyncio.timeout(LONG), http_server(server.serve) as url, Client(url, eras=("session",)) as client:
+        client._tasks._is_lost = True
+        await client.call_tool("t")
+        assert not server.calls("tasks/get")
+        assert not client._tasks._is_lost
+
+
+async def test_a_busy_server_is_not_logged_as_lost(caplog: pytest.LogCaptureFixture) -> None:
+    server = TaskServer()
+    _, serve = timed(server, "tasks/get", lambda exchange: exchange.respond(503, retry_after="0"))
+    async with asyncio.timeout(LONG), http_server(serve) as url, Client(url) as client:
+        assert (await client.call_tool("t")).text == "back"
+    assert not caplog.records
+
+
+async def test_a_silent_server_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = TaskServer()
+    answers = iter([SILENCE, SILENCE])
+    server.on["tasks/get"] = lambda _: next(answers, {**done("at last"), "resultType": "complete"})
+    limits = ClientLimits(request_seconds=0.1, task_lost_seconds=7)
+    async with asyncio.timeout(LONG), Client(server, limits=limits) as client:
+        assert (await client.call_tool("t")).text == "at last"
+    said = "No answer of the server 'TaskServer' in this process while a task is awaited; trying again for 7 s."
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+@pytest.mark.parametrize("was_lost", [True, False])
+async def test_a_task_that_is_unknown_after_the_connection_was_lost(was_lost: bool, era: Any) -> None:
+    """The server may have been restarted, without its tasks."""
+    flaky = Flaky(is_session=era == "session")
+    async with asyncio.timeout(LONG), http_server(flaky.serve) as url, Client(url, eras=(era,)) as client:
+        handle = await client.start_tool("t")
+        await handle.status()
+        waiting = asyncio.create_task(handle.result(progress=lambda _: None))
+        await flaky.server.asked("tasks/get", 2)
+        if was_lost:
+            await flaky.lose()
+        flaky.server.on["tasks/get"] = flaky.server.on["tasks/result"] = lambda _: Refusal(-32602, "no such task.")
+        flaky.server.task = state("failed")  # lets `tasks/result` be answered
+        flaky.is_lost = False
+        with pytest.raises(TaskEnded) as failure:
+            await waiting
+    said = f"The task does not exist at {url}: no such task."
+    hint = " The connection was lost meanwhile. Was the server restarted? If it keeps its tasks in memory, they ended"
+    assert str(failure.value) == (f"{said}{hint} with it." if was_lost else said)
 
 
 # --- which errors end a call, and what becomes of the task

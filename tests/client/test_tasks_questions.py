@@ -9,6 +9,7 @@ from support.raw_sessions import eventually
 from support.task_servers import NAME, Refusal, TaskServer, done, form, result, state
 from weft import CannotAnswer, Client, ClientLimits, Context, InvalidAnswer, RemoteError, Server, Task, UsageError
 from weft.client import FormQuestion, PendingQuestions
+from weft.eras import client_tasks
 from weft.types import CreateMessageResult, TextContent
 from weft.types.tasks import RELATED_TASK_KEY
 
@@ -224,13 +225,47 @@ async def test_questions_without_end_are_ended() -> None:
     assert len(many.calls("tasks/cancel")) == 1
 
 
-async def test_a_task_has_a_limit_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.client.requests.tasks._MOST_QUESTIONS", 3)
+@pytest.mark.security("D12")
+@pytest.mark.parametrize(
+    ("limit", "most", "said"),
+    [
+        ("_MOST_QUESTIONS", 3, "has asked more than 3 questions"),
+        ("_MOST_KEYS", 8, "have more than 8 characters in total"),
+    ],
+)
+@pytest.mark.parametrize("is_manual", [False, True])
+async def test_a_task_has_a_limit_of_questions(
+    is_manual: bool, limit: str, most: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client remembers the keys of those that were answered, also by the program itself."""
+    monkeypatch.setattr(f"weft.client.requests.tasks.{limit}", most)
     server = Answering(*({f"q{number}": form()} for number in range(9)))
+    options: dict[str, Any] = {"manual_input": True} if is_manual else {"elicit": lambda _: {"name": "Ann"}}
+    async with asyncio.timeout(LONG), Client(server, **options) as client:
+        handle = await client.start_tool("t")
+
+        async def answer_all() -> None:
+            for _ in range(10):
+                try:
+                    await handle.result()
+                except PendingQuestions as asked:
+                    await handle.answer(dict.fromkeys(asked.requests, ANN))
+
+        with pytest.raises(InvalidAnswer, match=said):
+            await answer_all()
+        assert len(server.answers) == (3 if limit == "_MOST_QUESTIONS" else 4)
+        assert client._tasks.known(handle.id or "").answered == server.answers.keys()
+
+
+@pytest.mark.security("D12")
+async def test_a_key_has_a_limit_of_length() -> None:
+    longest = client_tasks._LONGEST_ID
+    server = Answering({"k" * longest: form()}, {"k" * (longest + 1): form()})
     async with asyncio.timeout(LONG), Client(server, elicit=lambda _: {"name": "Ann"}) as client:
-        with pytest.raises(InvalidAnswer, match="has asked more than 3 questions"):
+        with pytest.raises(InvalidAnswer, match=f"The key of a question .* longer than {longest} characters"):
             await client.call_tool("t")
-    assert len(server.answers) == 3
+    assert [len(key) for key in server.answers] == [longest]
+    assert len(server.calls("tasks/cancel")) == 1
 
 
 # --- answered by the program

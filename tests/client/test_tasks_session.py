@@ -1,6 +1,7 @@
 """Tasks of revision 2025-11-25: a client that asks for them, and one that answers questions as tasks."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -143,6 +144,36 @@ async def test_notifications_are_shown_and_not_relied_on() -> None:
         assert not calling.done()
         server.answer(server.calls("tasks/result")[0], result("the result"))
         assert (await calling).text == "the result"
+
+
+async def test_a_message_is_shown_once_although_it_comes_as_status_and_as_progress() -> None:
+    """And progress is, although the server repeats it when the client asks for the result again."""
+    server, shown = session(), list[Any]()
+    server.task = state(statusMessage="painting")
+    server.on["tasks/result"] = lambda _: SILENCE
+
+    def say(progress: int, message: str) -> None:
+        token = server.calls("tasks/result")[-1]["params"]["_meta"]["progressToken"]
+        told = {"progressToken": token, "progress": progress, "total": 3, "message": message}
+        server.say({"method": "notifications/progress", "params": told})
+
+    async with asyncio.timeout(LONG), client_of(server) as client:
+        handle = client.task(ID)
+        waiting = asyncio.create_task(
+            handle.result(progress=lambda update: shown.append((update.progress, update.total, update.message)))
+        )
+        await eventually(lambda: shown == [(1, None, "painting")])
+        say(1, "painting")
+        say(2, "painting")
+        await eventually(lambda: shown[-1] == (2, 3, "painting"))
+        server.answer(server.calls("tasks/result")[0], error={"code": -32603, "message": "try again"})
+        await server.asked("tasks/result", 2)
+        say(2, "painting")
+        say(3, "drying")
+        await eventually(lambda: shown[-1] == (3, 3, "drying"))
+        assert shown == [(1, None, "painting"), (1, 3, None), (2, 3, "painting"), (3, 3, "drying")]
+        server.answer(server.calls("tasks/result")[1], result())
+        await waiting
 
 
 @pytest.mark.spec("L11-u7")
@@ -517,6 +548,78 @@ async def test_answered_questions_make_room_for_others() -> None:
         assert list(client._questions._tasks) == [waiting, fourth, fifth]
         go_on.set()
         assert (await server.ask("tasks/result", taskId=waiting))["result"]["content"] == {"name": "Ann"}
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("end", ["answered", "cancelled", "expired", "failed"])
+async def test_questions_that_are_being_answered_as_tasks_have_a_limit_of_size(
+    end: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although their requests are answered at once. When they have ended, there is room for others."""
+    monkeypatch.setattr("weft.client.question_tasks._LEAST_TTL", 0.1)
+    server, go_on = Asker(), asyncio.Event()
+    big = {**QUESTION, "message": "x" * 10_000}
+
+    async def elicit(_: FormQuestion) -> dict[str, Any]:
+        await go_on.wait()
+        if end == "failed":
+            raise ValueError
+        return {"name": "Ann"}
+
+    async def create() -> str:
+        id: str = (await server.ask("elicitation/create", **big, task={}))["result"]["task"]["taskId"]
+        return id
+
+    limits = ClientLimits(asks_bytes=32_000, asks_at_once=2)  # so the third one waits
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit, limits=limits) as client:
+        link = client._connected()
+        ids = [await create() for _ in range(3)]
+        assert 30_000 < link._asks_bytes <= 32_000
+        refused = [asyncio.create_task(server.ask("elicitation/create", **big, **more)) for more in ({"task": {}}, {})]
+        await eventually(lambda: "asks too much at once" in caplog.text)
+        assert len((await server.ask("tasks/list"))["result"]["tasks"]) == 3  # small requests are still answered
+        match end:
+            case "cancelled":
+                for id in ids:
+                    await server.ask("tasks/cancel", taskId=id)
+            case "expired":
+                for id in ids:
+                    client._questions._expire(id)
+            case _:
+                go_on.set()
+        await eventually(lambda: link._asks_bytes == 0)
+        await create()  # there is room again
+        go_on.set()
+        await eventually(lambda: link._asks_bytes == 0)
+        assert not link._going_on
+        for one in refused:
+            assert not one.done()
+            one.cancel()
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_of_a_question_is_kept_when_its_task_has_ended(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task is known until it expires. An exception would keep all that its functions had."""
+    caplog.set_level("CRITICAL", logger="weft.client.handlers")  # because records keep it, too
+
+    def elicit(_: FormQuestion) -> dict[str, Any]:
+        if fails:
+            raise ValueError
+        return {"name": "Ann"}
+
+    server = Asker()
+    async with asyncio.timeout(LONG), client_of(server, elicit=elicit) as client:
+        mine = {**QUESTION, "message": "to be forgotten"}
+        id = (await server.ask("elicitation/create", **mine, task={}))["result"]["task"]["taskId"]
+        assert ("error" in await server.ask("tasks/result", taskId=id)) is fails
+        await eventually(lambda: client._connected()._asks_bytes == 0)
+        gc.collect()
+        left = [one for one in gc.get_objects() if isinstance(one, FormQuestion) and one.message == mine["message"]]
+        assert not left
+        assert id in client._questions._tasks
 
 
 async def test_many_questions_that_are_answered_are_no_problem() -> None:

@@ -57,6 +57,10 @@ class TaskTimeout(errors.RequestTimeout):
     """Raised if a task sends no message for as long as --timeout says."""
 
 
+class TaskFailed(errors.RemoteError):
+    """Raised for the error with which a task has ended. No request was refused."""
+
+
 class RemoteServer:
     """A server to which the `weft` command sends requests. It is given by a URL, a command or a configuration entry.
 
@@ -150,8 +154,13 @@ class RemoteServer:
         """Wait for a task, show its messages, and return its result. If that fails, tell the user that it goes on."""
 
         async def follow(client: Client) -> ToolResult:
+            handle = client.task(id)
             try:
-                return await self._follow(client.task(id))
+                return await self._follow(handle)
+            except errors.RemoteError as error:
+                if not await self._has_failed(handle):
+                    raise
+                raise TaskFailed(error.code, error.message, error.data) from None
             except (asyncio.CancelledError, TaskTimeout, PendingQuestions):
                 self._show_where("The task goes on", id)
                 raise
@@ -161,6 +170,13 @@ class RemoteServer:
 
         result: dict[str, Any] = self.run("tasks/get", follow, can_take_long=True)
         return result
+
+    async def _has_failed(self, handle: TaskHandle) -> bool:
+        """Ask for the state of a task within a short time, and return whether the task has failed."""
+        with suppress(errors.WeftError, TimeoutError):
+            async with asyncio.timeout(self._limits.close_seconds):
+                return (await handle.status()).status == "failed"
+        return False
 
     def task_status(self, id: str) -> tuple[str, list[str]]:
         """Return the present state of a task as a line, and its unanswered questions, each as a line."""
@@ -264,7 +280,8 @@ class RemoteServer:
                 text = f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
             case errors.RemoteError():
                 hint = _unanswered(self._asking, error.data) if error.code == errors.MissingCapability.code else ""
-                text = f"{self.where} refused {self._asking}: {error}{hint}"
+                what = "The task failed" if isinstance(error, TaskFailed) else f"{self.where} refused {self._asking}"
+                text = f"{what}: {error}{hint}"
             case PendingQuestions():
                 hint = _unanswered(self._asking)
                 text = f"{self.where} asked a question in {self._asking} (input_required).{hint}"

@@ -219,7 +219,7 @@ class Client:
                 return
             await self._life.end()  # finish an interrupted close
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection needs a new transport
-            self._questions = QuestionTasks(self._handlers, self._limits, lambda: link.era)
+            self._questions = QuestionTasks(self._handlers, self._limits, lambda: link)
             link = self._opened = ClientConnection(
                 dialled.transport, self._eras[0], self._questions, self._info, self._limits
             )

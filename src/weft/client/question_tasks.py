@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from weft.client.connection.connection import RequestHandlers
-from weft.eras.base import ClientEra
+from weft.client.connection.connection import ClientConnection, RequestHandlers
 from weft.eras.tasks import TaskMessages, read_ttl
 from weft.errors import InternalError, InvalidParams, ProtocolError
 from weft.limits import ClientLimits
@@ -85,13 +84,13 @@ class _QuestionTask:
 class QuestionTasks:
     """Answers the requests of a server: as tasks, if the server wants that, or as `handlers` answers them.
 
-    `era` returns the era of the connection.
+    `link` returns the connection.
     """
 
-    def __init__(self, handlers: RequestHandlers, limits: ClientLimits, era: Callable[[], ClientEra]) -> None:
+    def __init__(self, handlers: RequestHandlers, limits: ClientLimits, link: Callable[[], ClientConnection]) -> None:
         self._handlers = handlers
         self._limits = limits
-        self._era = era
+        self._link = link
         self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._tasks: dict[str, _QuestionTask] = {}  # by id
         self._methods: dict[str, _Serve] = {
@@ -108,7 +107,8 @@ class QuestionTasks:
 
     async def answer(self, method: str, params: Any = None) -> Any:
         """Answer one request of the server, whose params are raw JSON. Raises ProtocolError if there is no answer."""
-        messages = self._era().tasks.served
+        link = self._link()
+        messages = link.era.tasks.served
         if messages is None:
             return await self._answer_now(method, params)
         about = _read_params(params)
@@ -160,14 +160,15 @@ class QuestionTasks:
         task = _QuestionTask(most if wanted is None else min(max(wanted, _LEAST_TTL), most))
         self._tasks[task.state.id] = task
         task.work = asyncio.create_task(self._work(task, method, params), name="weft-question")
+        self._link().goes_on(task.work)
         task.expiry = asyncio.get_running_loop().call_later(task.state.ttl, self._expire, task.state.id)
         return msgspec.structs.replace(task.state)
 
     async def _work(self, task: _QuestionTask, method: str, params: Any) -> None:
         try:
             task.answer = await self._answer_now(method, params)
-        except ProtocolError as error:
-            task.end("failed", error)
+        except ProtocolError as error:  # whose traceback has the whole question
+            task.end("failed", ProtocolError(error.message, code=error.code, data=error.data))
         except asyncio.CancelledError:
             task.end("cancelled")
             raise

@@ -24,7 +24,7 @@ from weft.types.tasks import IMMEDIATE_RESPONSE_KEY, NOTHING, RELATED_TASK_KEY, 
 
 DEFAULT_POLL = 1.0  # seconds between two requests for the state, if the server does not say
 _LONGEST_POLL = 86_400.0  # seconds, even if the server asks for more
-_LONGEST_ID = 4096  # characters of the id of a task
+_LONGEST_ID = 4096  # characters of the id of a task, or of the key of a question
 
 
 class ClientTasks(Protocol):
@@ -113,6 +113,8 @@ class StatelessClientTasks:
         task = _decode(message, _ExtensionTask)
         state = _state(task, task.ttl_ms, task.poll_interval_ms)
         if task.status == "input_required":
+            if any(len(key) > _LONGEST_ID for key in task.input_requests):
+                raise InvalidAnswer(f"The key of a question of a task is longer than {_LONGEST_ID} characters.")
             state.questions = task.input_requests
         elif task.status == "completed":
             state.result = task.result

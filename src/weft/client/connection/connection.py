@@ -117,7 +117,9 @@ class ClientConnection:
         self.task_progress: dict[ProgressToken, Callable[[ProgressParams], None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()  # background tasks
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # answer the server's requests, by request id
-        self._asks_bytes = 0  # total size of the params of the server's requests that are being answered
+        # What goes on for a request after it was answered, by the asyncio task that answers the request.
+        self._going_on: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
+        self._asks_bytes = 0  # total size of the params of the server's requests for which something still runs
         self._stream: asyncio.Task[None] | None = None  # keeps the standalone stream open
         self._silence: ConnectionFailed | None = None  # error after which the standalone stream is not retried
         self._has_stream = True  # False if the server has no standalone stream
@@ -532,11 +534,27 @@ class ClientConnection:
             task = self.spawn(self._answer(request_id, str(frame.method), params, origin))
             self._asks[request_id] = task
             self._asks_bytes += size
-            task.add_done_callback(lambda _: self._answered(request_id, size))
+            task.add_done_callback(lambda _: self._answered(request_id, task, size))
 
-    def _answered(self, request_id: RequestId, size: int) -> None:
+    def _answered(self, request_id: RequestId, task: asyncio.Task[Any], size: int) -> None:
         self._asks.pop(request_id, None)
+        work = self._going_on.pop(task, None)
+        if work is None or work.done():
+            self._forget_size(size)
+        else:
+            work.add_done_callback(lambda _: self._forget_size(size))
+
+    def _forget_size(self, size: int) -> None:
         self._asks_bytes -= size
+
+    def goes_on(self, work: asyncio.Task[None]) -> None:
+        """Note that the request which the current asyncio task answers is not done then, but when `work` has ended.
+
+        Until then, its size counts for the limit `asks_bytes`.
+        """
+        if (task := asyncio.current_task()) in self._asks.values():
+            assert task is not None
+            self._going_on[task] = work
 
     async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
         era, generation = self.era, self.generation  # may have changed when the answer is ready

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft.client.callbacks import Clock, pause
@@ -36,15 +38,21 @@ from weft.errors import (
     WeftError,
 )
 from weft.limits import ClientLimits
+from weft.net.logs import Seldom
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import TaskState
+
+log = logging.getLogger("weft.client")
 
 LEAST_POLL = 0.05  # seconds: shortest time between two requests for the state, even if the server allows less
 LISTENING_POLL = 15.0  # seconds between two requests for the state while the server sends its changes, or the result
 _LISTEN_AGAIN_SECONDS = 2.0  # until the client listens again after a stream has ended
 _MOST_LISTENING_FAILURES = 3  # in a row, until the client does not listen any more
 _BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which a request about a task is sent again
+_LOST = (None, 502, 504)  # those with which a proxy says that the server is gone; None if there was no answer at all
+_CUT = "The connection to %s was lost while a task is awaited; trying again for %g s."
+_SILENT = "No answer of %s while a task is awaited; trying again for %g s."
 
 
 class KnownTask:
@@ -166,6 +174,9 @@ class Tasks:
     _followed: set[KnownTask] = field(default_factory=set[KnownTask])  # those that are followed on this connection
     _streams: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])  # that listen, or begin to
     _failures: int = 0  # failed attempts to listen in a row
+    _is_lost: bool = False  # whether the newest attempt to send a request did not reach the server
+    _lost_at: float = -math.inf  # monotonic time at which the connection was found lost the last time
+    _seldom: Seldom = field(default_factory=lambda: Seldom(log))  # the server can cause these log lines at will
     _closed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client is closed
 
     def check_exist(self) -> None:
@@ -320,7 +331,7 @@ class Tasks:
 
     async def _listen(self, known: KnownTask, changes: SubscriptionFilter) -> None:
         listening = Listening(self.subscriptions, changes)
-        listening.on_lost = lambda: known.set_promised(is_promised=False)
+        listening.on_lost = partial(self._lose_stream, known)
         try:
             await listening.start()
             while listening.honoured is None or self._accept(known, listening.honoured):
@@ -333,6 +344,10 @@ class Tasks:
             known.listen_after = max(known.listen_after, time.monotonic() + _LISTEN_AGAIN_SECONDS)
             known.set_promised(is_promised=False)
             await listening.close()
+
+    def _lose_stream(self, known: KnownTask) -> None:
+        self._lost_at = time.monotonic()
+        known.set_promised(is_promised=False)
 
     def _accept(self, known: KnownTask, honoured: SubscriptionFilter) -> bool:
         """Note what the server has promised to send. Return False if it does not send the changes of this task."""
@@ -363,11 +378,20 @@ class Tasks:
         except RemoteError as error:
             if error.code != InvalidParams.code:
                 raise
-            raise TaskEnded(f"The task does not exist at {self.link.transport.where}: {error.message}") from error
+            raise TaskEnded(self._gone(id, error.message)) from error
         state = self.link.era.tasks.read_state(message)
         if state.id != id:
             raise InvalidAnswer("The server's answer to tasks/get is about another task.")
         return state
+
+    def _gone(self, id: str, why: str) -> str:
+        """Return the error message for a task that the server does not have."""
+        gone = f"The task does not exist at {self.link.transport.where}: {why}"
+        known = self.all.get(id)
+        if known is None or self._lost_at <= known.asked:
+            return gone
+        hint = "Was the server restarted? If it keeps its tasks in memory, they ended with it."
+        return f"{gone.rstrip('. ')}. The connection was lost meanwhile. {hint}"
 
     async def update(self, id: str, answers: Mapping[str, Any]) -> None:
         """Send answers to questions of a task."""
@@ -396,17 +420,40 @@ class Tasks:
         given_up = math.inf  # monotonic time at which the client stops trying
         for attempt in itertools.count():
             try:
-                return await self.exchange.fetch(method, params, Options())
+                answer = await self.exchange.fetch(method, params, Options())
             except (ConnectionFailed, RequestTimeout, RemoteError) as error:
                 if not self.may_recover(error):
+                    self.note_answer()
                     raise
+                self._warn_if_lost(error)
                 now = time.monotonic()
                 given_up = min(given_up, now + self.limits.task_lost_seconds)
                 if now >= given_up:
                     raise self._given_up(error) from None
                 seconds = pause_after(error, pause(attempt), poll)
+            else:
+                self.note_answer()
+                return answer
             await self.sleep(min(seconds, given_up - now))
         raise AssertionError  # the loop has no end
+
+    def _warn_if_lost(self, error: WeftError) -> None:
+        """Log a warning if the server was not reached, once until a request was answered again."""
+        was_lost, self._is_lost = self._is_lost, self.note_loss(error)
+        if self._is_lost and not was_lost:
+            text = _SILENT if isinstance(error, RequestTimeout) else _CUT
+            self._seldom.warning(text, self.link.transport.where, self.limits.task_lost_seconds)
+
+    def note_answer(self) -> None:
+        """Note that the server has answered a request about a task, so that the next loss is logged again."""
+        self._is_lost = False
+
+    def note_loss(self, error: WeftError) -> bool:
+        """Return whether a request has failed because the server was not reached. Note the time, if so."""
+        is_lost = isinstance(error, RequestTimeout) or (isinstance(error, ConnectionFailed) and error.status in _LOST)
+        if is_lost:
+            self._lost_at = time.monotonic()
+        return is_lost
 
     def may_recover(self, error: WeftError) -> bool:
         """Return whether a request that has failed with this error may succeed later."""

@@ -44,6 +44,7 @@ from weft.types.tasks import TaskState
 T = TypeVar("T")
 
 _MOST_QUESTIONS = 10_000  # questions of one task; if there are more, following it fails
+_MOST_KEYS = 4 * 1024 * 1024  # characters of the keys of these questions, because each is remembered
 # By method of a question: a field that each answer has, and what an answer looks like, for error messages.
 _ANSWERS: Mapping[str, tuple[str, str]] = {
     "elicitation/create": ("action", '{"action": "accept", "content": {...}} or {"action": "decline"}'),
@@ -267,8 +268,6 @@ class TaskHandle:
         if tasks.is_manual:
             return
         questions = _unanswered(tasks, known, state)
-        if len(known.answered) + len(questions) > _MOST_QUESTIONS:
-            raise InvalidAnswer(f"The task of {self.tool!r} has asked more than {_MOST_QUESTIONS} questions.")
         for key in questions.keys() - known.asking.keys():
             question = questions[key]
             known.asking[key] = tasks.link.spawn(self._answer_one(tasks, known, key, question))
@@ -362,9 +361,11 @@ async def _fetch_result(tasks: Tasks, known: KnownTask) -> bytes | None:
             options = Options(seconds, known.report if known.reports else None, most_seconds=seconds)
             answer = await tasks.exchange.fetch("tasks/result", {"taskId": known.id}, options)
         except (ConnectionFailed, RequestTimeout, RemoteError) as error:
+            tasks.note_loss(error)
             if tasks.link.era.tasks.result_waits:
                 await tasks.sleep(await failures.pause(error, time.monotonic() - began))
         else:
+            tasks.note_answer()
             if not _has_content(answer):
                 _check_completed(await tasks.read(known))
             return answer
@@ -446,7 +447,7 @@ class _Progress:
         self._queue = None if function is None else CallbackQueue(function, limits.changes_kept, "progress(update)")
         self._message: str | None = None  # the last status message
         self._number = 0  # of the last status message
-        self._has_numbers = False  # whether the server also sends progress with numbers
+        self._reported: tuple[object, ...] | None = None  # the last progress with numbers, if there was any
 
     @property
     def is_wanted(self) -> bool:
@@ -455,14 +456,24 @@ class _Progress:
 
     def show(self, state: TaskState) -> None:
         """Tell the program of a new status message, unless the server also sends it as progress with numbers."""
-        if state.message is not None and state.message != self._message and not self._has_numbers:
+        if state.message is not None and state.message != self._message and self._reported is None:
             self._message = state.message
             self._number += 1
             self._call(ProgressParams(progress_token=state.id, progress=self._number, message=state.message))
 
     def report(self, update: ProgressParams) -> None:
-        """Tell the program of progress with numbers."""
-        self._has_numbers = True
+        """Tell the program of progress with numbers. Leave out what it was told already.
+
+        The server repeats the newest progress if `tasks/result` is sent again. Its message may have been read in the
+        state of the task before.
+        """
+        self.last = time.monotonic()
+        reported = update.progress, update.total, update.message
+        if reported == self._reported:
+            return
+        if self._reported is None and update.message == self._message:
+            update = msgspec.structs.replace(update, message=None)
+        self._reported = reported
         self._call(update)
 
     def _call(self, update: ProgressParams) -> None:
@@ -536,8 +547,16 @@ def _questions(tasks: Tasks, state: TaskState) -> dict[str, InputRequest]:
 
 
 def _unanswered(tasks: Tasks, known: KnownTask, state: TaskState) -> dict[str, InputRequest]:
-    """Return the questions of a state that the client has not answered."""
-    return {key: question for key, question in _questions(tasks, state).items() if key not in known.answered}
+    """Return the questions of a state that the client has not answered.
+
+    The client remembers the keys of those that it has answered. Raises InvalidAnswer if they become too many.
+    """
+    new = {key: question for key, question in _questions(tasks, state).items() if key not in known.answered}
+    if len(known.answered) + len(new) > _MOST_QUESTIONS:
+        raise InvalidAnswer(f"The task has asked more than {_MOST_QUESTIONS} questions.")
+    if new and sum(map(len, known.answered)) + sum(map(len, new)) > _MOST_KEYS:
+        raise InvalidAnswer(f"The keys of the task's questions have more than {_MOST_KEYS} characters in total.")
+    return new
 
 
 def _check_answers(answers: Mapping[str, Any], questions: Mapping[str, InputRequest]) -> None:
