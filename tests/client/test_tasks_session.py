@@ -146,8 +146,8 @@ async def test_notifications_are_shown_and_not_relied_on() -> None:
         assert (await calling).text == "the result"
 
 
-async def test_a_message_is_shown_once_although_it_comes_as_status_and_as_progress() -> None:
-    """And progress is, although the server repeats it when the client asks for the result again."""
+async def test_progress_is_shown_once_although_the_server_repeats_it() -> None:
+    """It does so when the client asks for the result again."""
     server, shown = session(), list[Any]()
     server.task = state(statusMessage="painting")
     server.on["tasks/result"] = lambda _: SILENCE
@@ -171,7 +171,7 @@ async def test_a_message_is_shown_once_although_it_comes_as_status_and_as_progre
         say(2, "painting")
         say(3, "drying")
         await eventually(lambda: shown[-1] == (3, 3, "drying"))
-        assert shown == [(1, None, "painting"), (1, 3, None), (2, 3, "painting"), (3, 3, "drying")]
+        assert shown == [(1, None, "painting"), (1, 3, "painting"), (2, 3, "painting"), (3, 3, "drying")]
         server.answer(server.calls("tasks/result")[1], result())
         await waiting
 

@@ -462,19 +462,12 @@ class _Progress:
             self._call(ProgressParams(progress_token=state.id, progress=self._number, message=state.message))
 
     def report(self, update: ProgressParams) -> None:
-        """Tell the program of progress with numbers. Leave out what it was told already.
-
-        The server repeats the newest progress if `tasks/result` is sent again. Its message may have been read in the
-        state of the task before.
-        """
+        """Tell the program of progress with numbers. Leave out what the server repeats in a new `tasks/result`."""
         self.last = time.monotonic()
         reported = update.progress, update.total, update.message
-        if reported == self._reported:
-            return
-        if self._reported is None and update.message == self._message:
-            update = msgspec.structs.replace(update, message=None)
-        self._reported = reported
-        self._call(update)
+        if reported != self._reported:
+            self._reported = reported
+            self._call(update)
 
     def _call(self, update: ProgressParams) -> None:
         if self._queue is not None:
