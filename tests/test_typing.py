@@ -19,13 +19,13 @@ Found = dict[str, dict[int, list[str]]]  # by file and line: what a checker says
 
 
 def readme_programs() -> dict[str, str]:
-    """The programs of README: its first server with the tool that asks, and the rest each for itself."""
+    """The programs of README: its first server with the tools that come later, and the rest each for itself."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     first, *rest = blocks
-    (asking,) = [block for block in rest if "ctx.elicit" in block]
+    more = [block for block in rest if "@server.tool" in block]
     main = 'if __name__ == "__main__":'
-    whole = first.replace(main, f"{asking}\n\n{main}")
-    others = [block for block in rest if block is not asking]
+    whole = first.replace(main, "\n\n".join([*more, main]))
+    others = [block for block in rest if block not in more]
     return {"readme_server.py": whole, **{f"readme_{number}.py": block for number, block in enumerate(others, 1)}}
 
 

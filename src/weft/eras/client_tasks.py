@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -118,7 +119,8 @@ class StatelessClientTasks:
             state.questions = task.input_requests
         elif task.status == "completed":
             state.result = task.result
-            state.is_error = state.has_result and _decode(task.result, _Outcome).is_error
+            with suppress(InvalidAnswer):  # who reads the result learns that it is invalid
+                state.is_error = state.has_result and _decode(task.result, _Outcome).is_error
         elif task.status == "failed":
             state.error = task.error
         return state
