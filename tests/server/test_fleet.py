@@ -106,6 +106,22 @@ async def test_workers_know_each_other_until_they_leave_or_die(workers: list[Ser
     assert [await a.is_alive(other.worker) for other in (b, c)] == [False, False]
     assert not await a.is_listening(c.worker)
     assert await a.workers() == []
+    assert b.worker not in a._known_leases  # of workers that have left, nothing stays
+
+
+async def test_a_server_that_starts_again_while_it_stops_stays_in_the_fleet(workers: list[Server]) -> None:
+    """A request can arrive while a lifespan ends."""
+    one, other = workers[0].engine, workers[1].engine.fleet
+    stopping = asyncio.create_task(one.lifespan.stop())
+    await asyncio.sleep(0)
+    await one.lifespan.start()
+    await stopping
+    assert await other.is_alive(one.fleet.worker)
+    assert await other.is_listening(one.fleet.worker)
+    assert one.fleet._renewing is not None
+    await one.lifespan.stop()
+    assert not await other.is_alive(one.fleet.worker)
+    await one.lifespan.start()
 
 
 async def test_a_lease_is_renewed_and_comes_back_if_the_store_has_lost_it(

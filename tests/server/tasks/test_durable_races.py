@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 
@@ -232,3 +233,65 @@ async def test_a_step_whose_worker_has_died_begins_again_at_once(fleet: TaskFlee
     async with asyncio.timeout(10):
         assert await two.text(handle["taskId"]) == "built"
     assert yard.steps == {"first": 2, "second": 1}
+
+
+async def test_a_task_that_is_answered_while_its_worker_looks_around_stays_its_own(fleet: TaskFleet) -> None:
+    """Two looks can be close together, while the backend is slow. Whoever dies later must leave the task to others."""
+    (one,) = await fleet.add(1)
+    id = await one.start("ask")
+    await one.until(id, "input_required")
+    look = one.runner.take_over
+
+    async def look_twice(what: str) -> None:
+        if what == "store.swap":
+            one.tap.on_before = None
+            await look._look_after_own()
+            asyncio.get_running_loop().call_later(0.05, swapped.set)  # the second look goes on until then
+            looking.append(asyncio.create_task(look._look_after_own()))
+            await swapped.wait()
+
+    swapped, looking, held = asyncio.Event(), list[asyncio.Task[None]](), asyncio.Event()
+
+    async def hold(id: str, owner: str) -> None:
+        await held.wait()
+
+    one.runner._execute = hold  # type: ignore[method-assign] - the run must not end during the test
+    one.tap.on_before = look_twice
+    await one.answer(id, value="a")
+    await asyncio.wait(looking)
+    assert one.runner.knows(id)
+    assert await one.server.engine.tasks._records.assigned(one.runner.worker) == [id]
+    held.set()
+
+
+@pytest.mark.parametrize("restart", ["resume", "never"])
+async def test_a_worker_that_stops_while_a_task_is_handed_to_a_program_leaves_it_to_others(
+    fleet: TaskFleet, restart: Literal["resume", "never"]
+) -> None:
+    """Also if the call has become a task only later."""
+    fleet._limits = Limits(drain_seconds=0.05)
+    one, two = await fleet.add(2)
+    handed: list[int] = []
+
+    def farm_at(worker: TaskWorker, number: int) -> None:
+        async def submit(_: str) -> None:
+            handed.append(number)
+            if number == 0:
+                await asyncio.Event().wait()
+
+        @worker.server.tool(task=Task(after=0.01, restart=restart))
+        async def farm(ctx: Context) -> str:
+            return ctx.task.external(submit)
+
+    for number, worker in enumerate((one, two)):
+        farm_at(worker, number)
+    id = await one.start("farm")
+    await eventually(lambda: handed)
+    await one.server.stop()
+    if restart == "never":
+        assert (await two.until(id))["statusMessage"] == "The server was stopped, and this task is not run again."
+    else:
+        await eventually(lambda: handed == [0, 1])
+        record = await two.server.engine.tasks._records.read(id)
+        assert record is not None
+        assert record.deaths == 0

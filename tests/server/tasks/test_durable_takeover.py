@@ -19,6 +19,7 @@ from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.backends.redis import RedisBackend
 from weft.server.tasks import runner as runner_module
+from weft.server.tasks import takeover
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 from weft.types.tasks import TASKS_EXTENSION
 
@@ -478,3 +479,26 @@ def test_a_process_calls_the_shutdown_functions_before_it_hands_over_its_tasks(t
     _, said = process.end()
     wanted = ["shutdown function called", "handler stopped"]
     assert [line for line in said.splitlines() if line in wanted] == wanted
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_worker_looks_for_tasks_of_others_also_in_a_second_event_loop(
+    monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    """Also if the first one has ended without `stop`."""
+    monkeypatch.setattr(takeover, "LOOK_SECONDS", 0.01)
+    server = Server("studio", backend=MemoryBackend(), state_keys=["only for these tests " * 2])
+    looks: list[int] = []
+
+    async def serve(number: int) -> None:
+        async def look() -> None:
+            looks.append(number)
+
+        monkeypatch.setattr(server.engine.tasks.runner.take_over, "_look_after_others", look)
+        await server.start()
+        await eventually(lambda: looks.count(number) > 3)
+        if is_stopped:
+            await server.stop()
+
+    asyncio.run(serve(1))
+    asyncio.run(serve(2))

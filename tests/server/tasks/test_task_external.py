@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,21 @@ async def test_work_that_cannot_be_passed_on_fails_with_a_reference(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_plain_function_hands_over_its_work(farm: Farm, kind: str) -> None:
+    @farm.server.tool(task=Task(after=0.01) if kind == "late task" else "optional")
+    def work(ctx: Context) -> str:
+        while kind == "late task" and ctx.task.id is None:
+            time.sleep(0.005)
+        return ctx.task.external(farm.ids.append)
+
+    async with serving(farm.server) as client:
+        outcome = asyncio.create_task(farm.outcome(client, kind))
+        await eventually(lambda: farm.ids)
+        assert await TaskStore(farm.server.backend).complete(farm.ids[0], "painted")
+        assert (await outcome)["content"][0]["text"] == "painted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_work_that_is_not_returned_is_a_mistake(farm: Farm, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     def forget(ctx: Context) -> None:
         ctx.task.external(farm.ids.append)
@@ -143,19 +159,20 @@ async def test_work_is_not_awaited() -> None:
         assert mistakes == ["ctx.task.external(...) cannot be awaited. Write `return ctx.task.external(...)`."]
 
 
+@pytest.mark.parametrize("after", [0, 0.05])
 async def test_a_function_that_hangs_is_given_up_when_the_task_expires(
-    farm: Farm, caplog: pytest.LogCaptureFixture
+    farm: Farm, caplog: pytest.LogCaptureFixture, after: float
 ) -> None:
     async def hang(_: str) -> None:
         await asyncio.Event().wait()
 
-    @farm.server.tool(task=Task(ttl=1))
+    @farm.server.tool(name=f"work{after}", task=Task(ttl=1, after=after))
     async def work(ctx: Context) -> Any:
         return ctx.task.external(hang)
 
     async with serving(farm.server) as client:
         with caplog.at_level(logging.WARNING):
-            state = await client.until(await client.start("work"))
+            state = await client.until(await client.start(f"work{after}"))
         assert (state["status"], state["statusMessage"]) == (
             "failed",
             "The task took longer than its time to live, and was stopped.",

@@ -78,7 +78,7 @@ async def test_what_is_replaced_or_removed_is_deleted() -> None:
 
     await records.change(one.id, answer)
     assert len(parts_of(memory)) == 2  # the state, and the answer instead of the question
-    whole = await records.fill(await records.read(one.id))
+    whole = await records.fill(await records.read(one.id), "state", "answer")
     assert whole is not None
     assert (len(bytes(whole.state)), len(bytes(whole.answers["q"].value))) == (5002, 5002)
 
@@ -296,3 +296,37 @@ async def test_questions_count_as_bytes_of_tasks_as_long_as_they_are_there() -> 
     for client in (ann, bob):
         await client.peer.leave()
     await server.stop()
+
+
+async def test_a_value_that_is_replaced_while_it_is_loaded_is_loaded_anew() -> None:
+    """Such as a question that is answered meanwhile: the task is still there."""
+    records = TaskRecords(MemoryBackend())
+    one = record(created=2e9)
+    one.ask("q", AskedQuestion("q", "d"), Raw(b'{"question":"' + b"b" * 5000 + b'"}'))
+    await records.add(one)
+    seen = await records.read(one.id)
+    await records.change(one.id, lambda now: now.accept("q", GivenAnswer(Raw(b"{}"))))
+    filled = await records.fill(seen, "question")
+    assert filled is not None
+    assert (filled.questions, filled.status) == ({}, "working")
+
+
+async def test_a_task_whose_value_has_expired_does_not_exist() -> None:
+    memory = MemoryBackend()
+    records = TaskRecords(memory)
+    one = record(created=2e9, state=Raw(b'"' + b"a" * 5000 + b'"'))
+    await records.add(one)
+    for key in parts_of(memory):
+        await memory.store.delete(key)
+    assert await records.fill(await records.read(one.id), "state") is None
+
+
+async def test_a_program_can_ask_how_a_task_has_ended_although_its_schema_has_expired() -> None:
+    memory = MemoryBackend()
+    one = record(created=2e9, work="external", is_handed_over=True, output_schema=Raw(b'"' + b"a" * 5000 + b'"'))
+    await TaskRecords(memory).add(one)
+    for key in parts_of(memory):
+        await memory.store.delete(key)
+    state = await TaskStore(memory).status(one.id)
+    assert state is not None
+    assert state.status == "working"

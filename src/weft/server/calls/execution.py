@@ -34,6 +34,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from weft.types.base import Result
+
 # Functions for implementers of tasks (see "Extending asyncio" in Python's documentation). None if Python lacks them.
 _enter_task: Callable[..., None] | None = getattr(tasks, "_enter_task", None)
 _leave_task: Callable[..., None] | None = getattr(tasks, "_leave_task", None)
@@ -363,7 +365,8 @@ class Threads:
             future.add_done_callback(_drop_error)
             raise
         value = outcome.take()
-        if inspect.isawaitable(value):  # A sync function that wraps an async function.
+        # A sync function may wrap an async one. Results are not awaited: not even work that is handed over outside.
+        if inspect.isawaitable(value) and not isinstance(value, Result):
             return await value
         return value
 

@@ -140,6 +140,14 @@ class SizedShares:
             self._all_bytes -= dropped
             self._expiring.keep(key, seconds)
 
+    def give_back(self, key: str, size: int) -> None:
+        """Count `size` bytes less of an entry. Does nothing if it is not counted."""
+        if (known := self._entries.get(key)) is not None:
+            peer, counted = known
+            self._entries[key] = peer, counted - size
+            self._bytes[peer] -= size
+            self._all_bytes -= size
+
     def release(self, key: str) -> None:
         """Do not count an entry any longer. Does nothing if it is not counted."""
         if key in self._entries:

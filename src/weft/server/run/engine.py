@@ -339,10 +339,12 @@ class Engine(Runtime):
         finally:
             self.subscriptions.reopen()
             self.threads.stop()
-            await self.lifespan.stop()
-            self.draining = False
-            self.tasks.runner.reopen()
-            self._shutting_down = None
+            try:
+                await self.lifespan.stop()
+            finally:
+                self.draining = False
+                self.tasks.runner.reopen()
+                self._shutting_down = None
 
     async def hand_over(self) -> None:
         """Call the functions of `on_shutdown`, and then leave running tasks to other workers, because the server stops.

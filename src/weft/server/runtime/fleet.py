@@ -120,6 +120,9 @@ class Fleet:
         self._lease_number = 0  # grows when the lease is stored after it may have been missing; 0: never stored
         self._doubted_until = -math.inf  # until then, others that have found the lease missing may act on that
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
+        self._entered_in: asyncio.AbstractEventLoop | None = None
+        self._entered = 0  # how often this worker was started and not stopped
+        self._entering = asyncio.Lock()
         self._numbers = count(1)
         self._unconfirmed: dict[int, asyncio.Future[None]] = {}  # messages to one worker, by number
         self._missing: set[int] = set()  # those of them that have not arrived, as the receiver has said
@@ -134,9 +137,31 @@ class Fleet:
     # Joining and leaving.
 
     async def __aenter__(self) -> Self:
-        """Join the fleet. Raises StartError if this worker cannot work with the others or with the backend."""
+        """Join the fleet. Raises StartError if this worker cannot work with the others or with the backend.
+
+        A server that starts again while it still stops stays in the fleet.
+        """
         if self.is_alone:
             return self
+        loop = asyncio.get_running_loop()
+        if self._entered_in is not loop:  # for the first time, or an earlier event loop has ended
+            self._entered_in, self._entered, self._entering = loop, 0, asyncio.Lock()
+        async with self._entering:
+            if self._entered == 0:
+                await self._join()
+            self._entered += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the fleet: send the last changes, end the lease, and close the backend."""
+        if self.is_alone:
+            return
+        async with self._entering:
+            self._entered -= 1
+            if self._entered == 0:
+                await self._leave()
+
+    async def _join(self) -> None:
         await self._backend.start()
         try:
             # Before `_register`: a worker is found only if it listens. So of two that start at the same time, the later
@@ -151,12 +176,6 @@ class Fleet:
             raise
         self._loop = asyncio.get_running_loop()
         self._renewing = self._loop.create_task(self._renew(), name="weft-lease")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Leave the fleet: send the last changes, end the lease, and close the backend."""
-        if not self.is_alone:
-            await self._leave()
 
     async def _leave(self) -> None:
         self._loop = None
@@ -279,10 +298,12 @@ class Fleet:
             return False
         asked = time.monotonic()  # if this worker is paused now, the answer says nothing of the time after this
         lease = await self._backend.store.get(_lease(worker))
-        if lease == _SIGNED_OFF:
-            return False
         if lease is not None:
             self._missing_since.pop(worker, None)
+        if lease == _SIGNED_OFF:
+            self._known_leases.pop(worker, None)
+            return False
+        if lease is not None:
             return self._is_renewed(worker, lease, asked) or time.monotonic() < self._unsure_until
         self._known_leases.pop(worker, None)
         if await self._backend.store.get(_lease(self.worker)) is None:  # this worker is alive, and others may be

@@ -110,7 +110,7 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     scopes: tuple[str, ...]  # that the tool needed when it was called: it may not exist any more
     work: Work = "queued"
     runner: str = ""  # worker that must run the handler, or runs it
-    home: str = ""  # worker that has created the task, and counts it
+    counted_at: list[str] = field(default_factory=list[str])  # workers that count the task; first that of its creation
     restarts: bool = True  # whether the handler runs again if its worker dies or stops
     asked: dict[str, AskedQuestion] = field(default_factory=dict[str, AskedQuestion])  # every question so far, by key
     answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])  # not in the journal yet
@@ -180,6 +180,16 @@ class TaskRecord(TaskState, array_like=True, kw_only=True):
     def must_run_at(self, worker: str) -> bool:
         """Return whether a worker must run the handler, or runs it."""
         return self.work in ("queued", "running") and self.runner == worker
+
+    def run_at(self, worker: str) -> None:
+        """Let another worker run the handler."""
+        self.runner = worker
+        self.count_at(worker)
+
+    def count_at(self, worker: str) -> None:
+        """Note that a worker counts what is stored of the task."""
+        if worker not in self.counted_at:
+            self.counted_at.append(worker)
 
     def accept(self, key: str, answer: GivenAnswer) -> bool:
         """Note the answer to an unanswered question. Return False if there is no such question."""
@@ -294,18 +304,26 @@ class TaskRecords:
     async def fill(self, record: TaskRecord | None, *kinds: str) -> TaskRecord | None:
         """Load large values of a record that are stored elsewhere, and return it; None if the task has expired.
 
-        `kinds` are the values that are needed: "result", "error", "state", "output_schema", "question", "answer"
-        (default: all).
+        If the record was changed meanwhile, return the new one. `kinds` are the values that are needed: "result",
+        "error", "state", "output_schema", "question", "answer".
         """
-        if record is None or not record.apart:
-            return record
-        for name, value in list(values_of(record)):
-            if value is APART and (not kinds or name.partition(" ")[0] in kinds):
-                content = await self._store.get(_part(record.id, record.apart[name].digest))
-                if content is None:
-                    return None
-                set_value(record, name, Raw(content))
-        return record
+        lost: Part | None = None  # a value that is not there
+        while record is not None:
+            missing = None
+            for name, value in list(values_of(record)):
+                if value is APART and name.partition(" ")[0] in kinds:
+                    part = record.apart[name]
+                    content = await self._store.get(_part(record.id, part.digest))
+                    if content is None:
+                        missing = part
+                        break
+                    set_value(record, name, Raw(content))
+            if missing is None:
+                return record
+            if missing == lost:  # it has expired
+                return None
+            lost, record = missing, await self.read(record.id)
+        return None
 
     async def _put_parts(self, record: TaskRecord, contents: dict[str, bytes]) -> None:
         for digest, content in contents.items():
@@ -333,10 +351,10 @@ class TaskRecords:
             stored, contents = pack(record)
             await self._put_parts(record, contents)
             if await self._store.swap(_record(id), data, _encode(stored), ttl=record.seconds_stored):
-                if is_told:
-                    await self.tell(id)
                 for digest in before - {part.digest for part in record.apart.values()}:
                     await self._store.delete(_part(id, digest))
+                if is_told:
+                    await self.tell(id)
                 return record
             await asyncio.sleep(random.uniform(0, _SWAP_PAUSE * attempt))  # noqa: S311 - no secret
         raise BackendUnavailable(f"A task was not saved: others have changed it {MOST_SWAPS} times meanwhile.")

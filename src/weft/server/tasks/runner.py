@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -81,11 +81,11 @@ class _Flags(msgspec.Struct, rename="camel"):
 
 
 class _Rest(msgspec.Struct, array_like=True):
-    """What is left of a task that has ended: the bytes of its record, and seconds until it expires."""
+    """What is to be counted of a task that has ended: bytes, and seconds until it expires; nothing if both are 0."""
 
     id: str
-    size: int
-    seconds: float
+    size: int = 0
+    seconds: float = 0.0
 
 
 _encode_rest = msgspec.json.Encoder().encode
@@ -178,8 +178,10 @@ class TaskRunner:
 
     def start(self, id: str, owner: str) -> None:
         """Run a task as soon as there is a place. Its record must be assigned to this worker."""
-        if self.is_stopping:
-            return  # others take it over
+        if self.is_stopping:  # others take it over
+            if self._fleet.is_alone:
+                self.in_background(self._fail(id, STOPPED))
+            return
         if (delayed := self._delayed.pop(id, None)) is not None:
             delayed.cancel()
         if id in self._running:  # its last run is about to end
@@ -310,9 +312,9 @@ class TaskRunner:
             await self._fail(id, f"This server does not serve protocol version {request.version} any more.")
             return None
         run.expires, run.session_id = record.expires, record.session_id
-        run.parked = record.size  # the answers are in the journal now: the rest are questions and the state
         size = len(bytes(request.params)) + known.size + record.size
-        self.shares.replace(id, run.owner, size, record.seconds_left)  # what was answered is not counted any more
+        if self.shares.replace(id, run.owner, size, record.seconds_left):  # what was answered is not counted any more
+            run.parked = record.size  # the answers are in the journal now: the rest are questions and the state
         return run
 
     def _begin(self, record: TaskRecord, *, given: list[str]) -> bool:
@@ -387,11 +389,25 @@ class TaskRunner:
         if answer is None or is_cut_short:
             await self._conclude_stopped(run)
         elif run.external is not None:
-            await self.hand_out(run, run.external)
+            await self.pass_on(run, run.external)
         elif run.round.has_asked:
             await self._park(run)
         else:
             await self._finish(run, answer[1])
+
+    async def pass_on(self, run: TaskRun, external: ExternalWork) -> None:
+        """Give the work of a task to a program outside. If the run is stopped meanwhile, store that."""
+        work = asyncio.current_task()
+        assert work is not None
+        try:
+            if run.stopped is None:
+                await self._hand_out(run, external)
+        except asyncio.CancelledError:
+            if run.stopped is None:  # the event loop ends
+                run.stopped = "stopping"
+            await take_back(work)
+        if run.stopped is not None:
+            await self._conclude_stopped(run)
 
     async def _conclude_stopped(self, run: TaskRun) -> None:
         if run.stopped == "expired":
@@ -496,7 +512,7 @@ class TaskRunner:
         await self.settle(id, await self._records.change(id, edit))
 
     async def settle(self, id: str, record: TaskRecord | None) -> None:
-        """Forget what is not needed any more of a task that this worker need not run any more."""
+        """Forget what is not needed any more of a task whose run has ended here."""
         if record is not None and record.work == "over":
             if (run := self._runs.get(id)) is not None:
                 run.has_ended = True
@@ -507,6 +523,16 @@ class TaskRunner:
         async with self.assigning(id):
             if id not in self._again:
                 await self._records.unassign(id, self.worker)
+
+    async def drop(self, id: str) -> None:
+        """Forget a task that is assigned to this worker, unless it must run it, or is about to."""
+        async with self.assigning(id):
+            record = await self._records.read(id)
+            if self.knows(id) or (record is not None and record.must_run_at(self.worker)):
+                return
+            if record is not None and record.work == "over":
+                await self._records.forget(record)
+            await self._records.unassign(id, self.worker)
 
     async def _park(self, run: TaskRun) -> None:
         """Store the questions with which a run has ended. If they are answered already, run the handler again."""
@@ -551,7 +577,7 @@ class TaskRunner:
         else:
             await self.settle(run.id, record)
 
-    async def hand_out(self, run: TaskRun, external: ExternalWork) -> None:
+    async def _hand_out(self, run: TaskRun, external: ExternalWork) -> None:
         """Give the work of a task to a program outside, once. Until the program ends the task, it is working."""
 
         def describe(record: TaskRecord) -> bool:
@@ -636,16 +662,22 @@ class TaskRunner:
         self._stop_run(message.decode(), "cancelled")
 
     def note_end(self, record: TaskRecord) -> None:
-        """Count what is left of a task that has ended, here or at the worker that has created it."""
-        if record.home in ("", self.worker):
-            self.shares.shrink(record.id, record.size, record.seconds_left)
-        else:
-            rest = _encode_rest(_Rest(record.id, record.size, record.seconds_left))
-            self.in_background(self._fleet.inform([record.home], _ENDED, rest))
+        """Let the worker that has created a task count what is left of it, and all others not count it any more."""
+        for number, worker in enumerate(record.counted_at):
+            rest = _Rest(record.id, record.size, record.seconds_left) if number == 0 else _Rest(record.id)
+            if worker == self.worker:
+                self._count_rest(rest)
+            elif not self._fleet.is_alone:
+                self.in_background(self._fleet.inform([worker], _ENDED, _encode_rest(rest)))
 
     def _hear_end(self, message: bytes) -> None:
-        rest = _decode_rest(message)
-        self.shares.shrink(rest.id, rest.size, rest.seconds)
+        self._count_rest(_decode_rest(message))
+
+    def _count_rest(self, rest: _Rest) -> None:
+        if rest.seconds > 0:
+            self.shares.shrink(rest.id, rest.size, rest.seconds)
+        else:
+            self.shares.release(rest.id)
 
     def _check_all(self) -> None:
         """Look whether the running tasks are still ours, because a message about them may have been missed."""
@@ -670,7 +702,7 @@ class TaskRunner:
 
     async def _hand_over(self) -> None:
         self.is_stopping = True
-        ids = [*self._places.waiting, *self._delayed, *self._running, *self._again]
+        ids = {*self._places.waiting, *self._delayed, *self._running, *self._again} - self._begun.keys()
         for delayed in self._delayed.values():
             delayed.cancel()
         self._places.clear()
@@ -696,7 +728,7 @@ class TaskRunner:
             await self._lose(ids)
         self.threads.stop()
 
-    async def _lose(self, ids: list[str]) -> None:
+    async def _lose(self, ids: Collection[str]) -> None:
         """Let tasks fail that nobody can go on with."""
         log.warning(
             "%d tasks are lost, because they are in the memory of this process. With Server(backend=...) or "

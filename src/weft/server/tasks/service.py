@@ -13,7 +13,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -191,7 +191,7 @@ class TaskService:
             becoming.set_result(None)
         run.reply.origin = None
         if work.done() and run.external is not None:
-            handing_out = run.surely(partial(self.runner.hand_out, run, run.external))
+            handing_out = run.surely(partial(self.runner.pass_on, run, run.external))
             work = asyncio.get_running_loop().create_task(handing_out, name="weft-task")
             run.call.cancellation.task = work
         self.runner.adopt(run, work)
@@ -237,7 +237,7 @@ class TaskService:
             principal=call.principal,
             scopes=self._scopes_now(tool),
             runner=self.runner.worker,
-            home=self.runner.worker,
+            counted_at=[self.runner.worker],
             restarts=options.restart == "resume",
             progress_token=call.envelope.progress_token,
             session_id=None if call.session is None else call.connection.connection_id,
@@ -253,11 +253,12 @@ class TaskService:
             if not await self._records.enlist(record.id, record.owner, ttl=ttl, most=self._limits.tasks_per_peer):
                 raise Busy(f"You have {self._limits.tasks_per_peer} tasks. Try again when some have expired.")
             journal = self._records.begin_journal(record.id, request, known.entries(), ttl=ttl)
-            if record.work == "external":
-                await journal
-            else:
-                await asyncio.gather(journal, self.runner.assign(record.id, ttl=ttl))
-            await self._records.add(record)
+            async with self.runner.assigning(record.id):
+                if record.work == "external":
+                    await journal
+                else:
+                    await asyncio.gather(journal, self.runner.assign(record.id, ttl=ttl))
+                await self._records.add(record)
         except BaseException:
             self.runner.in_background(self._discard(record))
             raise
@@ -315,12 +316,13 @@ class TaskService:
     async def _update(self, call: Call) -> Result:
         """Serve `tasks/update`: store the answers to questions that wait. All others are ignored."""
         params = cast("UpdateTaskParams", call.envelope.params)
-        given, record = params.input_responses or {}, await self._owned(call)
+        given, owned = params.input_responses or {}, await self._owned(call)
         if len(given) > self._limits.input_responses:
             raise InvalidParams(f"Invalid params: send at most {self._limits.input_responses} answers at a time.")
-        answers = {key: GivenAnswer(value) for key, value in given.items() if key in record.questions}
-        if await self._records.fill(record, "question") is None:
+        record = await self._records.fill(owned, "question")
+        if record is None:
             raise _no_task()
+        answers = {key: GivenAnswer(value) for key, value in given.items() if key in record.questions}
         for key, answer in answers.items():
             if fault := fault_of(msgspec.json.decode(record.questions[key], type=InputRequest), answer.value):
                 raise InvalidParams(f"Invalid params: the answer {key[:100]!r} cannot be used: {fault}")
@@ -333,12 +335,9 @@ class TaskService:
 
         Raises InvalidParams if the answers are too long.
         """
-        new = sum(len(bytes(answer.value)) for answer in answers.values())
-        size = new + record.answers_size
-        has_room = self.shares.take(record.id, record.owner, new, record.seconds_left)
-        if size > self._limits.task_bytes:
-            raise InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
-        if not has_room:
+        if fault := self._fault_of(answers, record):
+            raise fault
+        if not self.shares.take(record.id, record.owner, _size_of(answers), record.seconds_left):
             raise Busy("The server has no room for more answers to your tasks. Try again when some have ended.")
         # If the request that has brought the answers is cancelled, they are stored and the handler runs all the same.
         storing = asyncio.get_running_loop().create_task(self._store_answers(record, answers), name="weft-task-answers")
@@ -346,14 +345,31 @@ class TaskService:
         storing.add_done_callback(self._storing.discard)
         await asyncio.shield(storing)
 
+    def _fault_of(self, answers: dict[str, GivenAnswer], record: TaskRecord) -> InvalidParams | None:
+        """Return an error if answers are too long, together with those that the handler has not got yet."""
+        new = _size_of(answers)
+        size = new + record.answers_size
+        if new and size > self._limits.task_bytes:
+            return InvalidParams(f"Invalid params: the answers are too long: {size} bytes together.")
+        return None
+
     async def _store_answers(self, record: TaskRecord, answers: dict[str, GivenAnswer]) -> None:
-        worker = self.runner.worker
+        worker, accepted = self.runner.worker, dict[str, GivenAnswer]()
+        fault: InvalidParams | None = None
 
         def edit(now: TaskRecord) -> bool:
-            taken = [key for key, answer in answers.items() if now.accept(key, answer)]
-            if taken and now.work == "asking":
-                now.work, now.runner = "queued", worker
-            return bool(taken)
+            nonlocal accepted, fault
+            accepted = {key: answer for key, answer in answers.items() if key in now.questions}
+            if fault := self._fault_of(accepted, now):  # others have answered meanwhile
+                accepted = {}
+            for key, answer in accepted.items():
+                now.accept(key, answer)
+            if accepted:
+                now.count_at(worker)
+            if accepted and now.work == "asking":
+                now.work = "queued"
+                now.run_at(worker)
+            return bool(accepted)
 
         async with self.runner.assigning(record.id):
             await self.runner.assign(record.id, ttl=record.seconds_left)
@@ -362,6 +378,12 @@ class TaskService:
                 await self.runner.unassign(record.id)
             elif changed.work == "queued":
                 self.runner.start(record.id, record.owner)
+        if changed is None or worker not in changed.counted_at:
+            self.shares.release(record.id)
+        else:
+            self.shares.give_back(record.id, _size_of(answers) - _size_of(accepted))
+        if fault is not None:
+            raise fault
 
     async def _cancel(self, call: Call) -> Result:
         """Serve `tasks/cancel`: the task is cancelled at once, and its handler is stopped, wherever it runs."""
@@ -484,6 +506,11 @@ async def _note_external(call: Call, called: Awaitable[Result]) -> Result:
             "`return ctx.task.external(...)`."
         )
     return result
+
+
+def _size_of(answers: Mapping[str, GivenAnswer]) -> int:
+    """Return the bytes of answers. That a question has failed has none, so that it can always be stored."""
+    return sum(len(bytes(answer.value)) for answer in answers.values() if answer.failure is None)
 
 
 def _has_failed(result: Any) -> bool:

@@ -84,7 +84,7 @@ class TaskStore:
     async def status(self, id: str) -> TaskState | None:
         """Return the state of a task whose work was handed over; None if there is no such task, or it has expired."""
         records = await self._records(id)
-        record = await records.fill(await records.read(id))
+        record = await records.fill(await records.read(id), "result", "error", "question")
         if record is None or not record.is_handed_over:
             return None
         return TaskState(**{name: getattr(record, name) for name in TaskState.__struct_fields__})

@@ -44,8 +44,8 @@ class Worker(Protocol):
         """Run a task as soon as there is a place."""
         ...
 
-    async def settle(self, id: str, record: TaskRecord | None) -> None:
-        """Forget what is not needed any more of a task that this worker need not run any more."""
+    async def drop(self, id: str) -> None:
+        """Forget a task that is assigned to this worker, unless it must run it."""
         ...
 
     def knows(self, id: str) -> bool:
@@ -54,6 +54,10 @@ class Worker(Protocol):
 
     def has_room_for(self, owner: str) -> bool:
         """Return whether more tasks of a caller may wait here."""
+        ...
+
+    def note_end(self, record: TaskRecord) -> None:
+        """Let all workers that count a task know that it has ended."""
         ...
 
 
@@ -74,8 +78,11 @@ class TakeOver:
 
     def begin(self) -> None:
         """Begin to look. Called when this worker has joined the fleet."""
-        if not self._fleet.is_alone and self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look_again(), name="weft-tasks")
+        loop = asyncio.get_running_loop()
+        is_looking = self._looking is not None and not self._looking.done() and self._looking.get_loop() is loop
+        if not self._fleet.is_alone and not is_looking:
+            self._now = asyncio.Event()  # an event belongs to the event loop in which it was waited for
+            self._looking = loop.create_task(self._look_again(), name="weft-tasks")
 
     def look(self) -> None:
         """Look at once."""
@@ -117,7 +124,7 @@ class TakeOver:
                 if record is not None and record.must_run_at(own):
                     self._worker.start(id, record.owner)
                 elif self._idle is not None:
-                    await self._worker.settle(id, record)
+                    await self._worker.drop(id)
         self._idle = idle
 
     async def _look_after_others(self) -> None:
@@ -161,7 +168,8 @@ class TakeOver:
         if record is not None and record.work == "over" and record.runner == self._fleet.worker:
             log.warning("task %s of %r has failed: %s", id[:SHOWN_OF_TASK_ID], record.tool, record.message)
             await self._records.tell(id)
-        await self._worker.settle(id, record)
+            self._worker.note_end(record)
+        await self._worker.drop(id)
 
     def _note_taken(self, record: TaskRecord, *, dead: str, last: int) -> bool:
         if not record.must_run_at(dead):
@@ -169,7 +177,8 @@ class TakeOver:
         if record.work == "running":
             has_progress = last > record.last_entry
             record.deaths = 1 if has_progress else record.deaths + 1
-        record.last_entry, record.runner, kept = last, self._fleet.worker, self._limits.task_kept_seconds
+        record.last_entry, kept = last, self._limits.task_kept_seconds
+        record.run_at(self._fleet.worker)
         if record.work == "running" and not record.restarts:
             record.fail("The worker that ran this task has died, and the task is not run again.", kept_seconds=kept)
         elif record.deaths > self._limits.task_restarts:

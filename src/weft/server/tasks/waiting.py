@@ -34,6 +34,7 @@ from weft.server.calls.call import Call
 from weft.server.runtime.admission import Busy
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import at_expiry
+from weft.server.tasks.parts import MOST_INLINE
 from weft.server.tasks.records import GivenAnswer, TaskRecord, TaskRecords
 from weft.types.base import NotificationParams
 from weft.types.interaction import InputRequest
@@ -168,28 +169,32 @@ class _Waiting:
     async def _ask(self, record: TaskRecord) -> None:
         """Ask the questions of a task that are not being asked, unless another call asks them."""
         self._withdraw([key for key in self._asking if key not in record.questions])
+        if record.questions.keys() - self._can_be_asked.keys() and not await self._load_questions(record):
+            return
         keys = [key for key in record.questions if key not in self._unanswered]
         is_given_up = bool(record.questions) and not keys
-        if is_given_up or not await self._can_ask(record):
+        if is_given_up or not self._can_ask(record):
             self._withdraw(list(self._asking))
             await self._release()
         elif not await self._is_asker():
             self._withdraw(list(self._asking))
-        elif (new := [key for key in keys if key not in self._asking]) and await self._records.fill(
-            record, "question"
-        ) is not None:
+        elif (new := [key for key in keys if key not in self._asking]) and await self._load_questions(record):
             for key in new:
                 self._asking[key] = asyncio.create_task(self._ask_one(key, record), name="weft-task-question")
 
-    async def _can_ask(self, record: TaskRecord) -> bool:
+    async def _load_questions(self, record: TaskRecord) -> bool:
+        """Load all questions of a task. Return False if it has changed meanwhile; then its record is read again."""
+        filled = await self._records.fill(record, "question")
+        if filled is not None and filled is not record:
+            self._changed.set()
+        return filled is record
+
+    def _can_ask(self, record: TaskRecord) -> bool:
         """Return whether the client can be asked all questions. It may be another client than that of the task."""
         known = self._can_be_asked = {key: can for key, can in self._can_be_asked.items() if key in record.questions}
-        if known.keys() != record.questions.keys():
-            if await self._records.fill(record, "question") is None:
-                return False
-            able = self._call.envelope.client_capabilities
-            for key, question in record.questions.items():
-                known[key] = missing_for(able, read_question(question)) is None
+        able = self._call.envelope.client_capabilities
+        for key in record.questions.keys() - known.keys():
+            known[key] = missing_for(able, read_question(record.questions[key])) is None
         return all(known.values())
 
     def _withdraw(self, keys: Iterable[str]) -> None:
@@ -257,9 +262,12 @@ class _Waiting:
             is_over = self._call.cancellation.cancelled or self._call.reply.answered
             if is_over or (isinstance(error, QuestionUnanswered) and not self._is_plain):
                 return None
-            return GivenAnswer(failure=str(error), code=error.code, data=error.data)
+            is_short = len(msgspec.json.encode(error.data)) <= MOST_INLINE  # what has failed is stored without a limit
+            return GivenAnswer(failure=str(error)[:MOST_INLINE], code=error.code, data=error.data if is_short else None)
         fault = fault_of(question, value)
-        return GivenAnswer(value, failure=None if fault is None else f"The client's answer cannot be used: {fault}")
+        return (
+            GivenAnswer(value) if fault is None else GivenAnswer(failure=f"The client's answer cannot be used: {fault}")
+        )
 
 
 def _further(progress: float | None, told: float | None) -> float | None:
