@@ -292,9 +292,10 @@ class TaskHandle:
         """Wait for `tasks/result`, and show progress meanwhile. Return None if the server is of the other era now.
 
         Raises ConnectionFailed or RequestTimeout if the state of the task cannot be read for some time, because then
-        nobody may be left to answer. If the task has ended, but no answer comes, `tasks/result` is sent again.
+        nobody may be left to answer. If the task has ended, but no answer comes, `tasks/result` is sent again, for
+        `task_lost_seconds`.
         """
-        known = follower.known
+        known, given_up = follower.known, math.inf
         follower.poll = LEAST_POLL if shown.is_wanted else LISTENING_POLL
         if shown.is_wanted:
             known.reports.add(shown.report)
@@ -313,6 +314,12 @@ class TaskHandle:
                     return None if answer is None else _read(answer, ToolResult)
                 tasks.link.check_open()
                 fetching.cancel()  # the answer is lost
+                given_up = min(given_up, time.monotonic() + tasks.limits.task_lost_seconds)
+                if time.monotonic() >= given_up:
+                    raise RequestTimeout(
+                        f"The task has ended, but {tasks.link.transport.where} does not send its result. The client "
+                        f"has tried for {tasks.limits.task_lost_seconds:g} s, the limit `task_lost_seconds`."
+                    )
         finally:
             known.reports.discard(shown.report)
 
