@@ -89,6 +89,10 @@ class KnownTask:
         """Whether the program is being asked a question of the task."""
         return bool(self.held or self.asking)
 
+    def asks(self, key: str) -> bool:
+        """Return whether the newest state has this question."""
+        return self.newest is not None and key in self.newest.questions
+
     def take(self, state: TaskState, *, may_be_old: bool = False) -> None:
         """Note a state that the server has told, unless a newer one is known. Wake all who follow the task.
 
@@ -394,13 +398,13 @@ class Tasks:
         hint = "Was the server restarted? If it keeps its tasks in memory, they ended with it."
         return f"{gone.rstrip('. ')}. The connection was lost meanwhile. {hint}"
 
-    async def update(self, id: str, answers: Mapping[str, Any]) -> None:
-        """Send answers to questions of a task."""
+    async def update(self, known: KnownTask, answers: Mapping[str, Any]) -> None:
+        """Send answers to questions of a task. If the server refuses them, ask for the state, which may say why."""
         try:
-            await self.send("tasks/update", {"taskId": id, "inputResponses": dict(answers)})
+            await self.send("tasks/update", {"taskId": known.id, "inputResponses": dict(answers)})
         except RemoteError as error:
             if error.code == InvalidParams.code:
-                await self.get(id)  # raises TaskEnded if the task does not exist any more
+                await self.read(known)  # raises TaskEnded if the task does not exist any more
             raise
 
     async def cancel(self, id: str) -> None:

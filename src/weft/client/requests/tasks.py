@@ -111,7 +111,7 @@ class TaskHandle:
         if state is None or not answers.keys() <= state.questions.keys():  # the server may have asked meanwhile
             state = await tasks.read(known)
         _check_answers(answers, _unanswered(tasks, known, state))
-        await tasks.update(known.id, answers)
+        await tasks.update(known, answers)
         known.answered.update(answers)
 
     def _open(self, id: str) -> tuple[Tasks, KnownTask]:
@@ -273,18 +273,23 @@ class TaskHandle:
             known.asking[key] = tasks.link.spawn(self._answer_one(tasks, known, key, question))
 
     async def _answer_one(self, tasks: Tasks, known: KnownTask, key: str, question: InputRequest) -> None:
-        """Let the program's function answer a question, and send the answer. All who follow the task get an error."""
+        """Let the program's function answer a question, and send the answer. All who follow the task get an error.
+
+        An answer that the server refuses is no error if the question is not asked any more: somebody else has answered
+        it, or the task has ended.
+        """
         params = None if question.params is UNSET else question.params
         is_answered = False
         try:
             answer = await tasks.exchange.answer(key, question.method, params)
             if is_answered := known.end_asking(key):
                 known.answered.add(key)
-                await tasks.update(known.id, {key: answer})
+                await tasks.update(known, {key: answer})
         except Exception as error:  # noqa: BLE001 - raised by those who follow the task
             if is_answered or known.end_asking(key):
                 known.answered.discard(key)  # it is asked again when the task is followed again
-                known.fail(error)
+                if not isinstance(error, RemoteError) or known.asks(key):
+                    known.fail(error)
 
     # --- the result, where a request waits for it
 
