@@ -9,7 +9,7 @@ import pytest
 from support.fakes import Exchange, http_server
 from support.raw_sessions import eventually
 from support.task_servers import ID, SILENCE, SUBSCRIPTION, TaskServer, done, event, form, handle, result, state
-from weft import CannotAnswer, Client, RemoteError, TaskEnded
+from weft import CannotAnswer, Client, ConnectionFailed, InvalidAnswer, RemoteError, TaskEnded
 from weft.client import FormQuestion, PendingQuestions
 from weft.client.requests import known_tasks
 
@@ -377,6 +377,34 @@ async def test_a_question_that_fails_ends_all_who_follow_and_is_asked_again_late
         await server.asked("tasks/update")
         server.task = done()
         assert (await again).text == "done"
+
+
+async def test_an_iteration_that_was_left_open_does_not_count_on_the_next_connection() -> None:
+    """It cannot go on, and what it was asked on the old connection is asked again on the new one."""
+    server, asked = TaskServer(state("input_required", inputRequests={"a": form()})), list[str]()
+
+    async def elicit(question: FormQuestion) -> dict[str, str]:
+        asked.append(question.message)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return {"name": "Ann"}
+
+    client = Client(server, elicit=elicit)
+    async with asyncio.timeout(SOON):
+        async with client:
+            task = await client.start_tool("t")
+            left_open = aiter(task)
+            assert (await anext(left_open)).status == "input_required"
+            await eventually(lambda: asked)
+        async with client:
+            waiting = asyncio.create_task(task.result())
+            await server.asked("tasks/update")
+            server.task = done()
+            assert (await waiting).text == "done"
+            assert not client._tasks.all[ID].followers
+            with pytest.raises(ConnectionFailed):
+                await anext(left_open)
+    assert asked == ["Who?"] * 2
 
 
 # --- sessions

@@ -196,6 +196,8 @@ class Tasks:
         self._closed.set()
         for known in self._followed:
             known.wake()
+            known.followers.clear()  # an iteration that is suspended now must not count on the next connection
+            known.rest()
 
     # --- what is known
 
