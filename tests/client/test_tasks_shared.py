@@ -435,3 +435,34 @@ async def test_all_who_follow_a_task_of_a_session_wait_by_one_request_and_see_it
         assert (await waiting[0]).text == "once"
         assert not client._connected().task_progress
     assert len(server.calls("tasks/result")) == 1
+
+
+@pytest.mark.parametrize("followers", [0, 1])
+async def test_an_iteration_raises_the_error_of_the_request_that_brings_the_questions(followers: int) -> None:
+    """Also if others await the result, which sends the same request."""
+    server = TaskServer(state("input_required"), is_session=True)
+    server.on["tasks/result"] = lambda _: 5
+    async with asyncio.timeout(SOON), Client(server, eras=("session",), elicit=lambda _: DECLINE) as client:
+        task = await client.start_tool("t")
+        waiting = [asyncio.create_task(task.result()) for _ in range(followers)]
+        with pytest.raises(InvalidAnswer):
+            async for _ in task:
+                pass
+        for failure in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(failure, InvalidAnswer)
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled", "completed"])
+async def test_an_iteration_ends_with_the_state_although_the_result_is_an_error(end: str) -> None:
+    server = TaskServer(state("input_required"), is_session=True)
+    server.on["tasks/result"] = lambda _: SILENCE
+    async with asyncio.timeout(SOON), Client(server, eras=("session",), elicit=lambda _: DECLINE) as client:
+        states = aiter(await client.start_tool("t"))
+        assert (await anext(states)).status == "input_required"
+        await server.asked("tasks/result")
+        server.task = state(end)
+        server.answer(server.calls("tasks/result")[0], error={"code": 1001, "message": "torn"})
+        fetching = client._tasks.all[ID].fetching
+        await eventually(lambda: fetching is not None and fetching.done())
+        await asyncio.sleep(0)  # all who follow the task have been told
+        assert [one.status async for one in states] == [end]

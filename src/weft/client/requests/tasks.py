@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -354,7 +355,18 @@ def _fetch(tasks: Tasks, known: KnownTask) -> asyncio.Task[bytes | None]:
     is_over = fetching is None or fetching.cancelling() or fetching.cancelled()
     if fetching is None or is_over or (fetching.done() and (fetching.exception() or fetching.result() is None)):
         fetching = known.fetching = tasks.link.spawn(_fetch_result(tasks, known))
+        fetching.add_done_callback(partial(_tell_failure, known))
     return fetching
+
+
+def _tell_failure(known: KnownTask, fetching: asyncio.Task[bytes | None]) -> None:
+    """Raise the error of `tasks/result` from all who follow the task, also those who do not wait for this request.
+
+    Without the request, no question of the task comes. If the task has ended, its state says all that they need.
+    """
+    has_ended = known.newest is not None and known.newest.is_final
+    if not fetching.cancelled() and isinstance(error := fetching.exception(), Exception) and not has_ended:
+        known.fail(error)
 
 
 async def _fetch_result(tasks: Tasks, known: KnownTask) -> bytes | None:
