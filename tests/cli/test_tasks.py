@@ -20,7 +20,7 @@ import pytest
 
 import weft.sync
 from support import until
-from support.fakes import http_server
+from support.fakes import Exchange, http_server
 from support.studio import Studio, studio_of
 from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, form, state
 from weft import ClientLimits
@@ -169,6 +169,33 @@ async def test_ctrl_c_of_a_call_whose_task_cannot_be_cancelled(times: int) -> No
     assert command.returncode == 130
     assert said.decode().splitlines()[-1] == f"The task may go on: weft task {url} {ID}"
     assert "Traceback" not in said.decode()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("command", ["call", "task"])
+async def test_a_server_that_is_lost_is_not_one_that_sends_no_message(
+    command: str, hangs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knows whether the task goes on, and a server that is lost cannot cancel it."""
+    server = TaskServer()
+
+    async def serve(exchange: Exchange) -> None:
+        if exchange.rpc in ("tasks/get", "tasks/cancel") and len(server.calls("tasks/get")) > 1:
+            if not hangs:
+                exchange.cut()
+                return
+            server.on[exchange.rpc] = lambda _: SILENCE
+        await server.serve(exchange)
+
+    async with http_server(serve) as url:
+        remote = RemoteServer(url, 60)
+        remote._limits = ClientLimits(task_lost_seconds=0.1, request_seconds=0.2, close_seconds=0.2)
+        use = (remote.call_tool, "t", {}) if command == "call" else (remote.follow, ID)
+        with pytest.raises(CallFailed) as failure:
+            await asyncio.to_thread(*use)
+    assert "no message" not in str(failure.value)
+    assert f"The task may go on: weft task {url} {ID}\n" == capsys.readouterr().err.splitlines(keepends=True)[-1]
+    assert not server.calls("tasks/cancel")
 
 
 @pytest.mark.parametrize("is_child", [False, True])

@@ -29,7 +29,7 @@ from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
-from weft.client.requests.tasks import TaskHandle
+from weft.client.requests.tasks import TaskHandle, WaitTimeout
 from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
@@ -53,7 +53,7 @@ class CallFailed(errors.WeftError):
     """Raised if the server cannot be reached, if it refuses the request, or if the user does not give permission."""
 
 
-class TaskTimeout(errors.RequestTimeout):
+class TaskTimeout(WaitTimeout):
     """Raised if a task sends no message for as long as --timeout says."""
 
 
@@ -131,9 +131,12 @@ class RemoteServer:
         try:
             return await self._follow(handle)
         except BaseException as error:
-            if handle.id is not None and (handle.must_cancel(error) or isinstance(error, PendingQuestions)):
+            if handle.id is None:
+                raise
+            is_silent = isinstance(error, errors.RequestTimeout) and not isinstance(error, TaskTimeout)
+            if not is_silent and (handle.must_cancel(error) or isinstance(error, PendingQuestions)):
                 await self._abandon(handle, handle.id)
-            elif handle.id is not None and isinstance(error, errors.ConnectionFailed) and not self.is_child:
+            elif (is_silent or isinstance(error, errors.ConnectionFailed)) and not self.is_child:
                 self._show_where("The task may go on", handle.id)
             raise
 
@@ -164,7 +167,7 @@ class RemoteServer:
             except (asyncio.CancelledError, TaskTimeout, PendingQuestions):
                 self._show_where("The task goes on", id)
                 raise
-            except errors.ConnectionFailed:
+            except (errors.ConnectionFailed, errors.RequestTimeout):
                 self._show_where("The task may go on", id)
                 raise
 
@@ -200,7 +203,7 @@ class RemoteServer:
         try:
             result = await handle.result(progress=messages.show, timeout=self._patience)
             error = result.text if result.is_error else ""
-        except errors.RequestTimeout as late:
+        except WaitTimeout as late:
             if self._patience is None:
                 raise TaskTimeout(str(late)) from None
             why = f"The task sent no message for {self._patience:g} s."

@@ -54,6 +54,10 @@ _ANSWERS: Mapping[str, tuple[str, str]] = {
 }
 
 
+class WaitTimeout(RequestTimeout):
+    """Raised if a task has not ended within the time for which the program waits. The server is not lost."""
+
+
 class TaskHandle:
     """A call of a tool that the server may have answered with a task.
 
@@ -200,7 +204,7 @@ class TaskHandle:
                 while not work.done():
                     seconds = waiting.left(known, shown)
                     if seconds <= 0:
-                        raise RequestTimeout(waiting.message(self.tool, is_call=is_call))
+                        raise WaitTimeout(waiting.message(self.tool, is_call=is_call))
                     await asyncio.wait([work], timeout=seconds)
                 self._result = work.result()
             finally:
