@@ -125,6 +125,14 @@ def test_the_error_of_a_task_is_said_once(studio: Studio, tool: str, said: str) 
     assert (called.returncode, called.stdout, called.stderr) == (1, "", said.format(url=studio.url))
 
 
+def test_a_call_of_a_tool_that_asks_fails(studio: Studio) -> None:
+    """Weft's server does not ask this client at all, and says what is missing."""
+    called = run_weft("call", studio.url, "sign")
+    assert (called.returncode, called.stdout) == (1, "")
+    assert "elicitation.form" in called.stderr
+    assert "The task" not in called.stderr
+
+
 def test_call_in_the_background_of_a_tool_that_answers_at_once(studio: Studio) -> None:
     called = run_weft("call", studio.url, "look", "--background")
     said = "The server has answered without a task.\n"
@@ -143,8 +151,10 @@ def test_call_in_the_background_of_a_server_that_ends_with_the_command(tmp_path:
     assert "The server has ended with this command, and the task with it, unless" in called.stderr
 
 
-async def test_a_call_of_a_task_that_asks_cancels_it() -> None:
-    server = TaskServer(state("input_required", inputRequests={"q": form()}))
+@pytest.mark.parametrize("is_session", [False, True])
+async def test_a_call_of_a_task_that_asks_cancels_it(is_session: bool) -> None:
+    server = TaskServer(state("input_required", inputRequests={"q": form()}), is_session=is_session)
+    server.on["tasks/result"] = lambda _: SILENCE
     async with http_server(server.serve) as url:
         called = await asyncio.to_thread(run_weft, "call", url, "t")
     assert server.calls("tasks/cancel")
@@ -320,13 +330,15 @@ def test_the_questions_of_a_task_are_shown_and_not_answered(studio: Studio) -> N
         seen = run_weft("task", studio.url, handle.id, "--status")
         first, *questions = seen.stdout.splitlines()
         assert (seen.returncode, first.split(":")[0], seen.stderr) == (0, "input_required", "")
-        if client.era == "stateless":  # the other era does not show them
-            assert questions == ["  asks: Who signs 0?"]
-            waited = run_weft("task", studio.url, handle.id)
-            assert waited.returncode == 1
-            assert f"The task goes on: weft task {studio.url} {handle.id}\n" in waited.stderr
-            assert "`weft task` cannot answer questions" in waited.stderr
-            assert handle.status().status == "input_required"
+        assert questions == (["  asks: Who signs 0?"] if client.era == "stateless" else [])
+        waited = run_weft("task", studio.url, handle.id)
+        assert (waited.returncode, waited.stdout) == (1, "")
+        why = "asked a question in tasks/get (input_required). `weft task` cannot answer questions; use"
+        assert waited.stderr.splitlines()[-2:] == [
+            f"The task goes on: weft task {studio.url} {handle.id}",
+            f"weft: {studio.url} {why} Client(elicit=...).",
+        ]
+        assert handle.status().status == "input_required"
         handle.cancel()
 
 

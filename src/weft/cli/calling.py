@@ -14,7 +14,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
+from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import FINAL
 
@@ -201,7 +202,7 @@ class RemoteServer:
         """Wait for the result of a task, and show its messages."""
         messages, error = _TaskMessages(), ""
         try:
-            result = await handle.result(progress=messages.show, timeout=self._patience)
+            result = await self._result(handle, messages.show)
             error = result.text if result.is_error else ""
         except WaitTimeout as late:
             if self._patience is None:
@@ -214,6 +215,24 @@ class RemoteServer:
         finally:
             messages.end(error)
         return result
+
+    async def _result(self, handle: TaskHandle, progress: Callable[[ProgressParams], None]) -> ToolResult:
+        """Wait for the result of a task. Raises PendingQuestions as soon as the task asks a question.
+
+        In the session era, the state says only that the task asks. The server sends its questions to clients that can
+        answer, so this one would wait for ever.
+        """
+        waiting = asyncio.create_task(handle.result(progress=progress, timeout=self._patience))
+        asking = asyncio.create_task(_asks(handle))
+        try:
+            await asyncio.wait([waiting, asking], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and asking.result():
+                raise PendingQuestions(InputRequiredResult(), handle)
+            return await waiting
+        finally:
+            waiting.cancel()
+            asking.cancel()
+            await asyncio.wait([waiting, asking])
 
     def _show_where(self, fate: str, id: str) -> None:
         """Tell the user what has become of a task, and with which command to wait for it."""
@@ -367,6 +386,16 @@ class _TaskMessages:
         if self._held is not None:
             show_line(self._held, sys.stderr)
             self._held = None
+
+
+async def _asks(handle: TaskHandle) -> bool:
+    """Return True as soon as a task asks a question; False if it has ended, or cannot be followed."""
+    with suppress(errors.WeftError):
+        async with aclosing(aiter(handle)) as states:
+            async for state in states:
+                if state.status == "input_required":
+                    return True
+    return False
 
 
 async def _cancel(handle: TaskHandle) -> str:
