@@ -20,7 +20,7 @@ import pytest
 
 import weft.sync
 from support import until
-from support.fakes import http_server
+from support.fakes import Exchange, http_server
 from support.studio import Studio, studio_of
 from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, form, state
 from weft import ClientLimits
@@ -125,6 +125,14 @@ def test_the_error_of_a_task_is_said_once(studio: Studio, tool: str, said: str) 
     assert (called.returncode, called.stdout, called.stderr) == (1, "", said.format(url=studio.url))
 
 
+def test_a_call_of_a_tool_that_asks_fails(studio: Studio) -> None:
+    """Weft's server does not ask this client at all, and says what is missing."""
+    called = run_weft("call", studio.url, "sign")
+    assert (called.returncode, called.stdout) == (1, "")
+    assert "elicitation.form" in called.stderr
+    assert "The task" not in called.stderr
+
+
 def test_call_in_the_background_of_a_tool_that_answers_at_once(studio: Studio) -> None:
     called = run_weft("call", studio.url, "look", "--background")
     said = "The server has answered without a task.\n"
@@ -143,8 +151,10 @@ def test_call_in_the_background_of_a_server_that_ends_with_the_command(tmp_path:
     assert "The server has ended with this command, and the task with it, unless" in called.stderr
 
 
-async def test_a_call_of_a_task_that_asks_cancels_it() -> None:
-    server = TaskServer(state("input_required", inputRequests={"q": form()}))
+@pytest.mark.parametrize("is_session", [False, True])
+async def test_a_call_of_a_task_that_asks_cancels_it(is_session: bool) -> None:
+    server = TaskServer(state("input_required", inputRequests={"q": form()}), is_session=is_session)
+    server.on["tasks/result"] = lambda _: SILENCE
     async with http_server(server.serve) as url:
         called = await asyncio.to_thread(run_weft, "call", url, "t")
     assert server.calls("tasks/cancel")
@@ -169,6 +179,33 @@ async def test_ctrl_c_of_a_call_whose_task_cannot_be_cancelled(times: int) -> No
     assert command.returncode == 130
     assert said.decode().splitlines()[-1] == f"The task may go on: weft task {url} {ID}"
     assert "Traceback" not in said.decode()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("command", ["call", "task"])
+async def test_a_server_that_is_lost_is_not_one_that_sends_no_message(
+    command: str, hangs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knows whether the task goes on, and a server that is lost cannot cancel it."""
+    server = TaskServer()
+
+    async def serve(exchange: Exchange) -> None:
+        if exchange.rpc in ("tasks/get", "tasks/cancel") and len(server.calls("tasks/get")) > 1:
+            if not hangs:
+                exchange.cut()
+                return
+            server.on[exchange.rpc] = lambda _: SILENCE
+        await server.serve(exchange)
+
+    async with http_server(serve) as url:
+        remote = RemoteServer(url, 60)
+        remote._limits = ClientLimits(task_lost_seconds=0.1, request_seconds=0.2, close_seconds=0.2)
+        use = (remote.call_tool, "t", {}) if command == "call" else (remote.follow, ID)
+        with pytest.raises(CallFailed) as failure:
+            await asyncio.to_thread(*use)
+    assert "no message" not in str(failure.value)
+    assert f"The task may go on: weft task {url} {ID}\n" == capsys.readouterr().err.splitlines(keepends=True)[-1]
+    assert not server.calls("tasks/cancel")
 
 
 @pytest.mark.parametrize("is_child", [False, True])
@@ -293,13 +330,15 @@ def test_the_questions_of_a_task_are_shown_and_not_answered(studio: Studio) -> N
         seen = run_weft("task", studio.url, handle.id, "--status")
         first, *questions = seen.stdout.splitlines()
         assert (seen.returncode, first.split(":")[0], seen.stderr) == (0, "input_required", "")
-        if client.era == "stateless":  # the other era does not show them
-            assert questions == ["  asks: Who signs 0?"]
-            waited = run_weft("task", studio.url, handle.id)
-            assert waited.returncode == 1
-            assert f"The task goes on: weft task {studio.url} {handle.id}\n" in waited.stderr
-            assert "`weft task` cannot answer questions" in waited.stderr
-            assert handle.status().status == "input_required"
+        assert questions == (["  asks: Who signs 0?"] if client.era == "stateless" else [])
+        waited = run_weft("task", studio.url, handle.id)
+        assert (waited.returncode, waited.stdout) == (1, "")
+        why = "asked a question in tasks/get (input_required). `weft task` cannot answer questions; use"
+        assert waited.stderr.splitlines()[-2:] == [
+            f"The task goes on: weft task {studio.url} {handle.id}",
+            f"weft: {studio.url} {why} Client(elicit=...).",
+        ]
+        assert handle.status().status == "input_required"
         handle.cancel()
 
 

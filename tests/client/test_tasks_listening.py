@@ -8,11 +8,13 @@ import pytest
 
 from support import serve
 from support.raw_sessions import eventually
-from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, state
+from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, form, state
 from weft import Client, ClientLimits, Context, Server, Task
+from weft.client import FormQuestion
 from weft.client.requests import known_tasks
 
 LONG = 30
+SOON = 10  # seconds: less than the client waits for the changes that a server has promised
 
 
 def slowly(*, pushes: bool = True) -> TaskServer:
@@ -183,6 +185,33 @@ async def test_a_pushed_state_that_is_older_is_ignored() -> None:
         server.push(done())
         await calling
     assert shown == ["newer", "newest"]
+
+
+async def test_a_state_that_was_read_is_overtaken_by_one_that_was_pushed() -> None:
+    """The question of the newer state is not taken back, and the client soon reads the state again to be sure."""
+    server, asked = TaskServer(state(), pushes=True), list[str]()
+
+    async def elicit(question: FormQuestion) -> dict[str, str]:
+        asked.append(question.message)
+        await server.asked("tasks/get", len(server.calls("tasks/get")) + 1)
+        return {"name": "Ann"}
+
+    def get(message: dict[str, Any]) -> Any:
+        if server.streams:
+            server.on["tasks/get"] = lambda _: {**server.task, "resultType": "complete"}
+            older = {**server.task, "resultType": "complete"}
+            asyncio.get_running_loop().call_soon(server.push, state("input_required", inputRequests={"a": form()}))
+            asyncio.get_running_loop().call_soon(server.answer, message, older)
+            return SILENCE
+        return {**server.task, "resultType": "complete"}
+
+    server.on["tasks/get"] = get
+    async with asyncio.timeout(SOON), Client(server, elicit=elicit) as client:
+        calling = asyncio.create_task(client.call_tool("t"))
+        await server.asked("tasks/update")
+        server.push(done())
+        assert (await calling).text == "done"
+    assert asked == ["Who?"]
 
 
 async def test_all_who_follow_one_task_hear_each_change_on_one_stream() -> None:

@@ -11,7 +11,17 @@ import pytest
 from support.fakes import Exchange, http_server, reply
 from support.raw_sessions import eventually
 from support.task_servers import ID, SILENCE, Refusal, TaskServer, done, form, result, state
-from weft import CannotAnswer, Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, TaskEnded, WeftError
+from weft import (
+    CannotAnswer,
+    Client,
+    ClientLimits,
+    ConnectionFailed,
+    InvalidAnswer,
+    RemoteError,
+    RequestTimeout,
+    TaskEnded,
+    WeftError,
+)
 from weft.client.requests import known_tasks, tasks
 
 LONG = 30
@@ -441,6 +451,26 @@ async def test_a_result_that_is_lost_on_its_way_is_asked_for_again(monkeypatch: 
         server.task = state("completed")
         assert (await calling).text == "again"
     assert len(server.calls("tasks/result")) == 2
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_a_result_that_never_comes_is_given_up(is_silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task has ended, so there is nothing to wait for, even if the server answers other requests."""
+    often(monkeypatch, 0.05)
+    server = TaskServer(is_session=True)
+    server.on["tasks/result"] = lambda _: SILENCE
+    limits = ClientLimits(request_seconds=0.2, task_lost_seconds=0.5)
+    async with asyncio.timeout(LONG), Client(server, eras=("session",), limits=limits) as client:
+        handle = await client.start_tool("t")
+        server.task = state("completed")
+        assert (await handle.status()).is_final
+        if is_silent:
+            server.on["tasks/get"] = lambda _: SILENCE
+        with pytest.raises(RequestTimeout, match=r"has ended, but .* does not send its result\."):
+            await handle.result()
+        server.on["tasks/result"] = lambda _: result("found again")
+        assert (await handle.result()).text == "found again"
+    assert not server.calls("tasks/cancel")
 
 
 async def test_states_that_cannot_be_read_do_not_end_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

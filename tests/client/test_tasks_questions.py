@@ -7,7 +7,18 @@ import pytest
 
 from support.raw_sessions import eventually
 from support.task_servers import NAME, Refusal, TaskServer, done, form, result, state
-from weft import CannotAnswer, Client, ClientLimits, Context, InvalidAnswer, RemoteError, Server, Task, UsageError
+from weft import (
+    CannotAnswer,
+    Client,
+    ClientLimits,
+    Context,
+    InvalidAnswer,
+    RemoteError,
+    Server,
+    Task,
+    TaskEnded,
+    UsageError,
+)
 from weft.client import FormQuestion, PendingQuestions
 from weft.eras import client_tasks
 from weft.types import CreateMessageResult, TextContent
@@ -173,6 +184,40 @@ async def test_an_answer_that_the_server_refuses_is_an_error() -> None:
         del server.on["tasks/update"]
         assert (await handle.result()).text == "done"  # the question was asked again
     assert server.answers == {"a": ANN}
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled", "another", "goes on"])
+async def test_an_answer_that_comes_too_late_is_no_error(end: str) -> None:
+    """The task has ended meanwhile, or somebody else has answered. How it ends counts, and it is not cancelled."""
+    ends = {
+        "completed": done("the end"),
+        "cancelled": state("cancelled"),
+        "another": asking(b=form("B?")),
+        "goes on": state(),
+    }
+    server = TaskServer(asking(a=form("A?")) | {"pollIntervalMs": 1000})
+
+    def elicit(question: FormQuestion) -> dict[str, str]:
+        if question.message == "A?":
+            server.task = ends[end]
+        return {"name": question.message}
+
+    def update(message: dict[str, Any]) -> Any:
+        if end != "another" or "a" in message["params"]["inputResponses"]:
+            if end == "goes on":
+                asyncio.get_running_loop().call_later(0.2, setattr, server, "task", done("the end"))
+            return Refusal(-32602, "it is not asked")
+        server.task = done("the end")
+        return {"resultType": "complete"}
+
+    server.on["tasks/update"] = update
+    async with asyncio.timeout(LONG), Client(server, elicit=elicit) as client:
+        if end == "cancelled":
+            with pytest.raises(TaskEnded, match="was cancelled"):
+                await client.call_tool("t")
+        else:
+            assert (await client.call_tool("t")).text == "the end"
+    assert not server.calls("tasks/cancel")
 
 
 async def test_who_stops_to_wait_stops_answering() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.fakes import Exchange, http_server
 from support.raw_sessions import eventually
 from support.task_servers import ID, SILENCE, SUBSCRIPTION, TaskServer, done, event, form, handle, result, state
-from weft import CannotAnswer, Client, RemoteError, TaskEnded
+from weft import CannotAnswer, Client, ConnectionFailed, InvalidAnswer, RemoteError, TaskEnded
 from weft.client import FormQuestion, PendingQuestions
 from weft.client.requests import known_tasks
 
@@ -379,6 +379,34 @@ async def test_a_question_that_fails_ends_all_who_follow_and_is_asked_again_late
         assert (await again).text == "done"
 
 
+async def test_an_iteration_that_was_left_open_does_not_count_on_the_next_connection() -> None:
+    """It cannot go on, and what it was asked on the old connection is asked again on the new one."""
+    server, asked = TaskServer(state("input_required", inputRequests={"a": form()})), list[str]()
+
+    async def elicit(question: FormQuestion) -> dict[str, str]:
+        asked.append(question.message)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return {"name": "Ann"}
+
+    client = Client(server, elicit=elicit)
+    async with asyncio.timeout(SOON):
+        async with client:
+            task = await client.start_tool("t")
+            left_open = aiter(task)
+            assert (await anext(left_open)).status == "input_required"
+            await eventually(lambda: asked)
+        async with client:
+            waiting = asyncio.create_task(task.result())
+            await server.asked("tasks/update")
+            server.task = done()
+            assert (await waiting).text == "done"
+            assert not client._tasks.all[ID].followers
+            with pytest.raises(ConnectionFailed):
+                await anext(left_open)
+    assert asked == ["Who?"] * 2
+
+
 # --- sessions
 
 
@@ -407,3 +435,34 @@ async def test_all_who_follow_a_task_of_a_session_wait_by_one_request_and_see_it
         assert (await waiting[0]).text == "once"
         assert not client._connected().task_progress
     assert len(server.calls("tasks/result")) == 1
+
+
+@pytest.mark.parametrize("followers", [0, 1])
+async def test_an_iteration_raises_the_error_of_the_request_that_brings_the_questions(followers: int) -> None:
+    """Also if others await the result, which sends the same request."""
+    server = TaskServer(state("input_required"), is_session=True)
+    server.on["tasks/result"] = lambda _: 5
+    async with asyncio.timeout(SOON), Client(server, eras=("session",), elicit=lambda _: DECLINE) as client:
+        task = await client.start_tool("t")
+        waiting = [asyncio.create_task(task.result()) for _ in range(followers)]
+        with pytest.raises(InvalidAnswer):
+            async for _ in task:
+                pass
+        for failure in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(failure, InvalidAnswer)
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled", "completed"])
+async def test_an_iteration_ends_with_the_state_although_the_result_is_an_error(end: str) -> None:
+    server = TaskServer(state("input_required"), is_session=True)
+    server.on["tasks/result"] = lambda _: SILENCE
+    async with asyncio.timeout(SOON), Client(server, eras=("session",), elicit=lambda _: DECLINE) as client:
+        states = aiter(await client.start_tool("t"))
+        assert (await anext(states)).status == "input_required"
+        await server.asked("tasks/result")
+        server.task = state(end)
+        server.answer(server.calls("tasks/result")[0], error={"code": 1001, "message": "torn"})
+        fetching = client._tasks.all[ID].fetching
+        await eventually(lambda: fetching is not None and fetching.done())
+        await asyncio.sleep(0)  # all who follow the task have been told
+        assert [one.status async for one in states] == [end]

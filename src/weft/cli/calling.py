@@ -14,7 +14,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ from weft.client.config import Command, Http, Target, parse_target
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
 from weft.client.requests.exchange import means_no_list
-from weft.client.requests.tasks import TaskHandle
+from weft.client.requests.tasks import TaskHandle, WaitTimeout
 from weft.client.results import PendingQuestions, ToolResult
 from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
+from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ProgressParams
 from weft.types.tasks import FINAL
 
@@ -53,7 +54,7 @@ class CallFailed(errors.WeftError):
     """Raised if the server cannot be reached, if it refuses the request, or if the user does not give permission."""
 
 
-class TaskTimeout(errors.RequestTimeout):
+class TaskTimeout(WaitTimeout):
     """Raised if a task sends no message for as long as --timeout says."""
 
 
@@ -131,9 +132,12 @@ class RemoteServer:
         try:
             return await self._follow(handle)
         except BaseException as error:
-            if handle.id is not None and (handle.must_cancel(error) or isinstance(error, PendingQuestions)):
+            if handle.id is None:
+                raise
+            is_silent = isinstance(error, errors.RequestTimeout) and not isinstance(error, TaskTimeout)
+            if not is_silent and (handle.must_cancel(error) or isinstance(error, PendingQuestions)):
                 await self._abandon(handle, handle.id)
-            elif handle.id is not None and isinstance(error, errors.ConnectionFailed) and not self.is_child:
+            elif (is_silent or isinstance(error, errors.ConnectionFailed)) and not self.is_child:
                 self._show_where("The task may go on", handle.id)
             raise
 
@@ -164,7 +168,7 @@ class RemoteServer:
             except (asyncio.CancelledError, TaskTimeout, PendingQuestions):
                 self._show_where("The task goes on", id)
                 raise
-            except errors.ConnectionFailed:
+            except (errors.ConnectionFailed, errors.RequestTimeout):
                 self._show_where("The task may go on", id)
                 raise
 
@@ -198,9 +202,9 @@ class RemoteServer:
         """Wait for the result of a task, and show its messages."""
         messages, error = _TaskMessages(), ""
         try:
-            result = await handle.result(progress=messages.show, timeout=self._patience)
+            result = await self._result(handle, messages.show)
             error = result.text if result.is_error else ""
-        except errors.RequestTimeout as late:
+        except WaitTimeout as late:
             if self._patience is None:
                 raise TaskTimeout(str(late)) from None
             why = f"The task sent no message for {self._patience:g} s."
@@ -211,6 +215,24 @@ class RemoteServer:
         finally:
             messages.end(error)
         return result
+
+    async def _result(self, handle: TaskHandle, progress: Callable[[ProgressParams], None]) -> ToolResult:
+        """Wait for the result of a task. Raises PendingQuestions as soon as the task asks a question.
+
+        In the session era, the state says only that the task asks. The server sends its questions to clients that can
+        answer, so this one would wait for ever.
+        """
+        waiting = asyncio.create_task(handle.result(progress=progress, timeout=self._patience))
+        asking = asyncio.create_task(_asks(handle))
+        try:
+            await asyncio.wait([waiting, asking], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and asking.result():
+                raise PendingQuestions(InputRequiredResult(), handle)
+            return await waiting
+        finally:
+            waiting.cancel()
+            asking.cancel()
+            await asyncio.wait([waiting, asking])
 
     def _show_where(self, fate: str, id: str) -> None:
         """Tell the user what has become of a task, and with which command to wait for it."""
@@ -364,6 +386,16 @@ class _TaskMessages:
         if self._held is not None:
             show_line(self._held, sys.stderr)
             self._held = None
+
+
+async def _asks(handle: TaskHandle) -> bool:
+    """Return True as soon as a task asks a question; False if it has ended, or cannot be followed."""
+    with suppress(errors.WeftError):
+        async with aclosing(aiter(handle)) as states:
+            async for state in states:
+                if state.status == "input_required":
+                    return True
+    return False
 
 
 async def _cancel(handle: TaskHandle) -> str:

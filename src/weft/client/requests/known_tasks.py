@@ -89,17 +89,21 @@ class KnownTask:
         """Whether the program is being asked a question of the task."""
         return bool(self.held or self.asking)
 
-    def take(self, state: TaskState, *, is_pushed: bool = False) -> None:
+    def asks(self, key: str) -> bool:
+        """Return whether the newest state has this question."""
+        return self.newest is not None and key in self.newest.questions
+
+    def take(self, state: TaskState, *, may_be_old: bool = False) -> None:
         """Note a state that the server has told, unless a newer one is known. Wake all who follow the task.
 
-        A state that the server sends by itself can be older than one that it has returned meanwhile. But the times in
-        states alone do not tell that a task goes on, because the clocks of a server's workers differ. So they do not
-        count for a final state: nothing comes after it.
+        States that the server sends by itself, and those that it returns, can overtake each other: `may_be_old` says
+        that this may have happened. Otherwise the times in states do not count, because the clocks of a server's
+        workers differ. They also do not count for a final state: nothing comes after it.
         """
         known = self.newest
         if known is not None and known.is_final and (has_outcome(known) or not state.is_final):
             return
-        if known is not None and is_pushed and not state.is_final and state.updated < known.updated:
+        if known is not None and may_be_old and not state.is_final and state.updated < known.updated:
             return
         self.newest = state
         for key in self.asking.keys() - state.questions.keys():  # answered by somebody else, or not needed any more
@@ -192,6 +196,8 @@ class Tasks:
         self._closed.set()
         for known in self._followed:
             known.wake()
+            known.followers.clear()  # an iteration that is suspended now must not count on the next connection
+            known.rest()
 
     # --- what is known
 
@@ -234,7 +240,7 @@ class Tasks:
                 return
             if self._is_usable(state):
                 known.is_complete = known.promise is not None
-                known.take(state, is_pushed=True)
+                known.take(state, may_be_old=True)
             else:  # ask for the rest at once
                 known.asked = -math.inf
                 known.wake()
@@ -364,11 +370,12 @@ class Tasks:
 
     async def read(self, known: KnownTask) -> TaskState:
         """Ask for the state of a task, and note it. Raises TaskEnded if the server does not have the task any more."""
-        promise = known.promise
+        promise, before = known.promise, known.newest
         state = await self.get(known.id, known.poll)
         known.asked = time.monotonic()
-        known.is_complete = promise is not None and promise is known.promise
-        known.take(state)
+        was_told = known.newest is not before  # another state has come meanwhile, which may be newer than this one
+        known.is_complete = promise is not None and promise is known.promise and not was_told
+        known.take(state, may_be_old=was_told)
         return state
 
     async def get(self, id: str, poll: float = 0.0) -> TaskState:
@@ -393,13 +400,13 @@ class Tasks:
         hint = "Was the server restarted? If it keeps its tasks in memory, they ended with it."
         return f"{gone.rstrip('. ')}. The connection was lost meanwhile. {hint}"
 
-    async def update(self, id: str, answers: Mapping[str, Any]) -> None:
-        """Send answers to questions of a task."""
+    async def update(self, known: KnownTask, answers: Mapping[str, Any]) -> None:
+        """Send answers to questions of a task. If the server refuses them, ask for the state, which may say why."""
         try:
-            await self.send("tasks/update", {"taskId": id, "inputResponses": dict(answers)})
+            await self.send("tasks/update", {"taskId": known.id, "inputResponses": dict(answers)})
         except RemoteError as error:
             if error.code == InvalidParams.code:
-                await self.get(id)  # raises TaskEnded if the task does not exist any more
+                await self.read(known)  # raises TaskEnded if the task does not exist any more
             raise
 
     async def cancel(self, id: str) -> None:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -51,6 +52,10 @@ _ANSWERS: Mapping[str, tuple[str, str]] = {
     "sampling/createMessage": ("role", '{"role": "assistant", "content": {...}, "model": "..."}'),
     "roots/list": ("roots", '{"roots": [{"uri": "file:///..."}]}'),
 }
+
+
+class WaitTimeout(RequestTimeout):
+    """Raised if a task has not ended within the time for which the program waits. The server is not lost."""
 
 
 class TaskHandle:
@@ -111,7 +116,7 @@ class TaskHandle:
         if state is None or not answers.keys() <= state.questions.keys():  # the server may have asked meanwhile
             state = await tasks.read(known)
         _check_answers(answers, _unanswered(tasks, known, state))
-        await tasks.update(known.id, answers)
+        await tasks.update(known, answers)
         known.answered.update(answers)
 
     def _open(self, id: str) -> tuple[Tasks, KnownTask]:
@@ -199,7 +204,7 @@ class TaskHandle:
                 while not work.done():
                     seconds = waiting.left(known, shown)
                     if seconds <= 0:
-                        raise RequestTimeout(waiting.message(self.tool, is_call=is_call))
+                        raise WaitTimeout(waiting.message(self.tool, is_call=is_call))
                     await asyncio.wait([work], timeout=seconds)
                 self._result = work.result()
             finally:
@@ -273,18 +278,23 @@ class TaskHandle:
             known.asking[key] = tasks.link.spawn(self._answer_one(tasks, known, key, question))
 
     async def _answer_one(self, tasks: Tasks, known: KnownTask, key: str, question: InputRequest) -> None:
-        """Let the program's function answer a question, and send the answer. All who follow the task get an error."""
+        """Let the program's function answer a question, and send the answer. All who follow the task get an error.
+
+        An answer that the server refuses is no error if the question is not asked any more: somebody else has answered
+        it, or the task has ended.
+        """
         params = None if question.params is UNSET else question.params
         is_answered = False
         try:
             answer = await tasks.exchange.answer(key, question.method, params)
             if is_answered := known.end_asking(key):
                 known.answered.add(key)
-                await tasks.update(known.id, {key: answer})
+                await tasks.update(known, {key: answer})
         except Exception as error:  # noqa: BLE001 - raised by those who follow the task
             if is_answered or known.end_asking(key):
                 known.answered.discard(key)  # it is asked again when the task is followed again
-                known.fail(error)
+                if not isinstance(error, RemoteError) or known.asks(key):
+                    known.fail(error)
 
     # --- the result, where a request waits for it
 
@@ -292,9 +302,10 @@ class TaskHandle:
         """Wait for `tasks/result`, and show progress meanwhile. Return None if the server is of the other era now.
 
         Raises ConnectionFailed or RequestTimeout if the state of the task cannot be read for some time, because then
-        nobody may be left to answer. If the task has ended, but no answer comes, `tasks/result` is sent again.
+        nobody may be left to answer. If the task has ended, but no answer comes, `tasks/result` is sent again, for
+        `task_lost_seconds`.
         """
-        known = follower.known
+        known, given_up = follower.known, math.inf
         follower.poll = LEAST_POLL if shown.is_wanted else LISTENING_POLL
         if shown.is_wanted:
             known.reports.add(shown.report)
@@ -313,6 +324,12 @@ class TaskHandle:
                     return None if answer is None else _read(answer, ToolResult)
                 tasks.link.check_open()
                 fetching.cancel()  # the answer is lost
+                given_up = min(given_up, time.monotonic() + tasks.limits.task_lost_seconds)
+                if time.monotonic() >= given_up:
+                    raise RequestTimeout(
+                        f"The task has ended, but {tasks.link.transport.where} does not send its result. The client "
+                        f"has tried for {tasks.limits.task_lost_seconds:g} s, the limit `task_lost_seconds`."
+                    )
         finally:
             known.reports.discard(shown.report)
 
@@ -342,7 +359,18 @@ def _fetch(tasks: Tasks, known: KnownTask) -> asyncio.Task[bytes | None]:
     is_over = fetching is None or fetching.cancelling() or fetching.cancelled()
     if fetching is None or is_over or (fetching.done() and (fetching.exception() or fetching.result() is None)):
         fetching = known.fetching = tasks.link.spawn(_fetch_result(tasks, known))
+        fetching.add_done_callback(partial(_tell_failure, known))
     return fetching
+
+
+def _tell_failure(known: KnownTask, fetching: asyncio.Task[bytes | None]) -> None:
+    """Raise the error of `tasks/result` from all who follow the task, also those who do not wait for this request.
+
+    Without the request, no question of the task comes. If the task has ended, its state says all that they need.
+    """
+    has_ended = known.newest is not None and known.newest.is_final
+    if not fetching.cancelled() and isinstance(error := fetching.exception(), Exception) and not has_ended:
+        known.fail(error)
 
 
 async def _fetch_result(tasks: Tasks, known: KnownTask) -> bytes | None:
