@@ -12,8 +12,11 @@ LOWEST := .cache/lowest
 # Where this variable is set, each of the thousands of Python processes of a test run would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# These tests measure servers under attack, and while processes die, so they run alone.
-ALONE := tests/attacks tests/fleet/test_chaos.py tests/fleet/test_chaos_tasks.py
+# These tests measure servers under attack, and while processes die, so they run apart. Those of the second kind mostly
+# wait for leases, so both of their files run at the same time.
+ATTACKS := tests/attacks
+CHAOS := tests/fleet/test_chaos.py tests/fleet/test_chaos_tasks.py
+ALONE := $(ATTACKS) $(CHAOS)
 # Most tests wait more than they compute: eight workers need less than a third of the time of one, even on two cores.
 # The slowest tests start first, so that all workers finish at about the same time.
 AT_ONCE := --numprocesses 8 --dist loadfile --no-loadscope-reorder
@@ -55,7 +58,8 @@ run: $(VENV)/.runtime
 
 test: lint peers-test
 	$(BIN)/pytest $(AT_ONCE) $(addprefix --ignore=,$(ALONE)) $(SLOW_FIRST)
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest $(ATTACKS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(CHAOS)
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest $(UNIT)
