@@ -120,7 +120,7 @@ class Fleet:
         self._lease_number = 0  # grows when the lease is stored after it may have been missing; 0: never stored
         self._doubted_until = -math.inf  # until then, others that have found the lease missing may act on that
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop while this worker is in the fleet
-        self._entered_in: asyncio.AbstractEventLoop | None = None
+        self._entered_in: asyncio.AbstractEventLoop | None = None  # the event loop in which this worker was started
         self._entered = 0  # how often this worker was started and not stopped
         self._entering = asyncio.Lock()
         self._numbers = count(1)

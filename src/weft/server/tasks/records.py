@@ -267,7 +267,7 @@ class TaskRecords:
         self._store = backend.store
 
     def guarded(self) -> TaskRecords:
-        """Return the same records, with methods that raise BackendUnavailable whatever the Backend raises.
+        """Return the same records, with methods that turn every exception of the Backend into BackendUnavailable.
 
         All other exceptions of these methods are of values that cannot be encoded, or of `edit` (see `change`).
         """
@@ -453,7 +453,7 @@ _ENDLESS = 2**31  # entries of a log: no entry of a journal is ever dropped. `Li
 
 
 class _Guarded:
-    """The store, log, sets and bus of a Backend, with methods that raise BackendUnavailable whatever it raises."""
+    """The store, log, sets and bus of a Backend, with methods that turn its exceptions into BackendUnavailable."""
 
     def __init__(self, backend: Backend) -> None:
         self.store, self.log = _GuardedPart(backend.store), _GuardedPart(backend.log)
@@ -469,7 +469,7 @@ class _GuardedPart:
 
 
 async def guarded(method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
-    """Call a method that uses a Backend. Raise BackendUnavailable whatever it raises."""
+    """Call a method that uses a Backend, and turn every exception of it into BackendUnavailable."""
     try:
         return await method(*args, **options)
     except BackendUnavailable:

@@ -1,4 +1,4 @@
-"""Find the tasks that this worker must run, because nobody runs them: its own, and those of workers that have died.
+"""Find tasks that have to run and do not: those of this worker, and those of workers that have died or left.
 
 Each worker has a set of tasks that it must run. When its lease has expired, the others read this set, and each takes
 some of the tasks, by compare-and-set of their records. A task that cannot be taken over keeps no other one waiting.
@@ -62,7 +62,7 @@ class Worker(Protocol):
 
 
 class TakeOver:
-    """Looks for tasks that nobody runs, as long as a worker serves."""
+    """Looks for such tasks as long as this worker serves, and lets the worker run them."""
 
     def __init__(self, worker: Worker, fleet: Fleet, records: TaskRecords, limits: Limits) -> None:
         self._worker = worker
